@@ -15,21 +15,12 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
 
 import captum_vz
-from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
-from captum_vz.testbed import load_model
-from captum_vz.visualization import terminal_text
 from tests.command import alone_in, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -58,40 +49,6 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
     return found
-
-
-# Numbers
-
-
-@pytest.mark.parametrize("layer", [-1, 0])
-def test_output_is_that_of_the_classes(layer: int, capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = load_model()
-    inputs, layers = tokenizer(SENTENCE, return_tensors="pt"), find_layers(model)
-    maps = [one[0] for one in ValueZeroing(model, layers).attribute(inputs)]
-    found = explain_json(capsys, SENTENCE, "--layer", str(layer))
-    keys = "text model method tokens token layer scores maps rollout predictions task raw_tokens rows windows residual"
-    assert sorted(found) == sorted(keys.split())
-    assert (found["text"], found["model"], found["method"]) == (SENTENCE, "agreement", "value-zeroing")
-    assert (found["tokens"], found["layer"]) == (inputs.tokens(), layer % len(layers))
-    assert found["token"] == {"position": MASK, "text": "[MASK]"}
-    torch.testing.assert_close(torch.tensor(found["scores"]), maps[layer][MASK])
-    torch.testing.assert_close(torch.tensor(found["maps"]), torch.stack(maps))
-    rollout = ValueZeroingRollout(model, layers, residual=0.5).attribute(inputs)[0]
-    torch.testing.assert_close(torch.tensor(found["rollout"]), rollout)
-    lines = terminal_text(inputs.tokens(), maps[layer][MASK], MASK, color=False, full=1)
-    assert lines in explain(capsys, SENTENCE, "--layer", str(layer))
-
-
-def test_predictions_shown_at_mask(capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = load_model()
-    logits = model(**tokenizer(SENTENCE, return_tensors="pt")).logits[0, MASK]
-    likeliest = logits.softmax(-1).topk(3)
-    expected = [tokenizer.decode([index]) for index in likeliest.indices]
-    found = explain_json(capsys, SENTENCE)["predictions"]
-    assert [entry["token"] for entry in found] == expected
-    assert [entry["probability"] for entry in found] == pytest.approx(likeliest.values.tolist(), abs=1e-6)
-    assert f"the model predicts: {expected[0]} {likeliest.values[0]:.2f}, " in explain(capsys, SENTENCE)
-    assert explain_json(capsys, SENTENCE, "--token", "hat")["predictions"] == []
 
 
 # Which token
@@ -161,51 +118,6 @@ def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["explain", SENTENCE, "--output", "x.png"]) == 0
     sys.stdout.flush()
     assert b"pictures  0." in written.getvalue()
-
-
-# Models
-
-
-def byte_level_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """Every byte is a token, and so are "is" and " is". As in GPT-2, a token includes the space before it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = [*special.values(), *alphabet, "is", "Ġis"]
-    tokenizer = Tokenizer(
-        models.BPE({token: index for index, token in enumerate(vocabulary)}, [("i", "s"), ("Ġ", "is")])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **special
-    )
-
-
-@pytest.fixture
-def gpt2(folder: Path) -> str:
-    tokenizer = byte_level_tokenizer(eos_token="</s>")
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=16, n_embd=16, n_layer=2, n_head=2)
-    GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
-    tokenizer.save_pretrained(folder / "gpt2")
-    return str(folder / "gpt2")
-
-
-def test_a_causal_model_from_a_folder(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    out, err = explain_and_tell(capsys, "a is b", "--model", gpt2, "--json")
-    assert err == ""
-    assert (
-        "[MASK] is read as text: the model has no mask token" in explain_and_tell(capsys, "[MASK]", "--model", gpt2)[1]
-    )
-    found = json.loads(out)
-    assert found["tokens"] == ["a", "is", "␣", "b"]
-    assert found["token"] == {"position": 3, "text": "b"}
-    assert [row[3] for row in found["maps"][0][:3]] == [0, 0, 0]
-    model = GPT2LMHeadModel.from_pretrained(gpt2).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(gpt2)
-    scores = ValueZeroing(model, find_layers(model)[-1]).attribute(tokenizer("a is b", return_tensors="pt"), token=3)
-    assert found["scores"] == pytest.approx(scores[0].tolist(), abs=1e-6)
-    after = model(**tokenizer("a is b", return_tensors="pt")).logits[0, -1].softmax(-1)
-    assert found["predictions"][0]["probability"] == pytest.approx(after.max().item(), abs=1e-6)
 
 
 def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,13 +262,7 @@ sys.meta_path.insert(0, Interrupt())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
 
 
-def test_all_layers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain(capsys, SENTENCE).splitlines()[-1] == "all 4 layers: --html FILE"
-    assert "--html" not in explain(capsys, SENTENCE, "--html", "page.html")
-    assert "--html" not in explain(capsys, SENTENCE, "--method", "random")
-
-
-def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_bare_command_and_names(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, told in ((["--version"], f"captum-vz {captum_vz.__version__}\n"), ([], "usage: captum-vz")):
         with pytest.raises(SystemExit) as end:
             main(arguments)
@@ -364,10 +270,7 @@ def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]) -> None:
         out, err = capsys.readouterr()
         assert out.startswith(told)
         assert err == ""
-
-
-def test_names_of_the_help_are_those_of_the_registry() -> None:
-    """The command names methods before it imports them."""
+    # The command names methods before it imports them.
     assert set(options.METHODS) == set(REGISTRY)
 
 

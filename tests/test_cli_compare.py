@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,26 +31,24 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def test_layer_is_told_only_of_methods_with_layers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_of_layers_targets_and_rises(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", SENTENCE, "--methods", "random", "saliency"]) == 0
     assert capsys.readouterr().out.startswith("the tokens on which [MASK] draws most\n")
     assert main(["compare", SENTENCE, "--methods", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layer"] is None
-
-
-def test_target_without_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", SENTENCE, "--methods", "attention", "--target", "are"]) == 0
     assert "--target changes no score" in capsys.readouterr().err
     assert main(["compare", SENTENCE, "--methods", "attention", "value-zeroing-effect", "--target", "are"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_foil_of_the_embedded_models(capsys: pytest.CaptureFixture[str]) -> None:
-    """The question of these models is number: the foil is the likeliest form of the other number."""
-    alone, named = (json.loads(compared(capsys, "--truth", "--json", *more)) for more in ((), ("--foil", "is")))
-    assert alone == named
-    assert "why are and not is, its likeliest form of the other number?" in compared(capsys, "--truth")
-    assert "its likeliest form" not in compared(capsys, "--truth", "--target", "are")
+    # Without some token the lead rises, so that "falls" alone would be false.
+    text = "the pictures of some hat [MASK] small."
+    asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
+    assert main([*asked, "--json"]) == 0
+    falls = [fall for fall in json.loads(capsys.readouterr().out)["falls"] if fall is not None]
+    assert max(falls, key=abs) < 0 < max(falls)
+    assert main(asked) == 0
+    said = "the lead of are over were changes most (+ it falls, - it rises) without: "
+    assert said in capsys.readouterr().out
 
 
 def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,23 +61,16 @@ def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "competes" not in compared(capsys, "--truth", "--model", "folder", "--foil", "were")
 
 
-def test_rises_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without some token the lead rises, so that "falls" alone would be false."""
-    text = "the pictures of some hat [MASK] small."
-    asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
-    assert main([*asked, "--json"]) == 0
-    falls = [fall for fall in json.loads(capsys.readouterr().out)["falls"] if fall is not None]
-    assert max(falls, key=abs) < 0 < max(falls)
-    assert main(asked) == 0
-    said = "the lead of are over were changes most (+ it falls, - it rises) without: "
-    assert said in capsys.readouterr().out
-
-
-def test_picture_has_the_row_of_the_truth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_and_order_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     for options, shown in (((), False), (("--truth",), True)):
         assert compared(capsys, "--output", "methods.svg", *options).endswith("picture: methods.svg\n")
         drawn = Path("methods.svg").read_text("utf-8")
         assert (">blanking out</text>" in drawn) is shown
+    agreement = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True).agreement
+    _, heads, *lines = compared(capsys, "--truth", "--foil", "is").splitlines()
+    assert heads.split()[:2] == ["method", "agrees"]
+    expected = sorted(agreement.items(), key=lambda one: -one[1])
+    assert [line.split()[:2] for line in lines[:3]] == [[name, f"{one:.2f}"] for name, one in expected]
 
 
 # What pictures carry
@@ -106,49 +98,27 @@ def test_picture_carries_its_provenance(
     assert found["description"]
 
 
-def test_output_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
-    table = compare("agreement", SENTENCE, CHOSEN, layer=-2, token="pictures")
-    found = json.loads(compared(capsys, "--layer", "-2", "--token", "pictures", "--json"))
-    assert found == {"text": SENTENCE, "model": "agreement", **json.loads(table.to_json())}
-    assert (found["token"], found["layer"], list(found["scores"])) == (2, 2, CHOSEN)
-    lines = compared(capsys, "--layer", "-2", "--token", "pictures", "--full").splitlines()
-    assert lines == ["layer 2: how much pictures draws on each token", *str(table).splitlines()]
-
-
-def test_truth_is_what_blanking_out_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `truth_of` has it, which a loop tests."""
-    found = json.loads(compared(capsys, "--truth", "--json", "--foil", "is"))
-    expected = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True)
-    assert expected.falls is not None
-    assert found["answer"] == "lead of are over is"
-    falls = [fall if fall == fall else None for fall in expected.falls.tolist()]
-    assert found["falls"] == falls
-    assert found["agreement"] == pytest.approx(expected.agreement)
-    largest = max(fall for fall in falls if fall)
-    assert f"it rises) without: pictures +{largest:.2f}" in compared(capsys, "--truth", "--foil", "is")
-    rows = compared(capsys, "--truth", "--foil", "is", "--full").splitlines()
-    (fall,) = (row.split()[2] for row in rows if row.split()[:2] == ["2", "pictures"])
-    assert fall == f"{largest:.3f}*"
-
-
-def test_patch_is_another_truth(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = compared(capsys, "--patch", "pictures", "picture")
-    assert (
-        "patching (values with picture for pictures): the lead of are over was falls most without: pictures" in printed
-    )
-    found = json.loads(compared(capsys, "--patch", "pictures", "picture", "--json"))
-    expected = compare("agreement", SENTENCE, CHOSEN, patch=("pictures", "picture"))
-    assert found["agreement"] == pytest.approx(expected.agreement)
-    assert main(["compare", SENTENCE, "--patch", "pictures", "xylophones"]) == 2
-    assert "Pass a word of as many tokens" in capsys.readouterr().err
-
-
-def test_methods_are_sorted_by_agreement(capsys: pytest.CaptureFixture[str]) -> None:
-    agreement = compare("agreement", SENTENCE, CHOSEN, foil="is", truth=True).agreement
-    _, heads, *lines = compared(capsys, "--truth", "--foil", "is").splitlines()
-    assert heads.split()[:2] == ["method", "agrees"]
-    expected = sorted(agreement.items(), key=lambda one: -one[1])
-    assert [line.split()[:2] for line in lines[:3]] == [[name, f"{one:.2f}"] for name, one in expected]
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (["--layer", "-2", "--token", "pictures"], {"layer": -2, "token": "pictures"}),
+        (["--truth", "--foil", "is"], {"truth": True, "foil": "is"}),
+        (["--patch", "pictures", "picture"], {"patch": ("pictures", "picture")}),
+    ],
+)
+def test_output_is_that_of_the_function(
+    options: list[str], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = compare("agreement", SENTENCE, CHOSEN, **asked)
+    found, expected = json.loads(compared(capsys, *options, "--json")), json.loads(table.to_json())
+    assert {name: found[name] for name in expected} == expected
+    assert (found["text"], found["model"]) == (SENTENCE, "agreement")
+    assert set(str(table).splitlines()) <= set(compared(capsys, *options, "--full").splitlines())
+    if table.falls is not None:
+        falls = table.falls.tolist()
+        assert found["falls"] == [fall if fall == fall else None for fall in falls]
+        shown = compared(capsys, *options)
+        assert "without: pictures" in shown and f"{falls[2]:+.2f}" in shown
 
 
 @pytest.mark.parametrize("columns", [40, 200])

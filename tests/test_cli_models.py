@@ -13,26 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForTokenClassification,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-    T5Model,
-)
 
 from captum_vz.cli import main
 from captum_vz.testbed import load_model
 from captum_vz.testbed.models import NAMES
 from tests.command import refused
+from tests.explaining.models import byte_tokenizer
 from tests.reference.case import BEFORE_5
-from tests.test_cli import byte_level_tokenizer
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -40,7 +30,7 @@ Weights = dict[str, Tensor]
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return load_model()[1]
 
 
@@ -152,27 +142,24 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
 
 
-def test_unused_pooler_may_be_missing(
+def test_unused_parts_may_be_missing(
     saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **TINY))
+    model = transformers.BertForTokenClassification(transformers.BertConfig(vocab_size=len(tokenizer), **TINY))
     found, err = explained(capsys, "[MASK]", "--model", saved(model, tokenizer), "--method", "value-zeroing")
     assert len(found["maps"]) == 2
     assert err == ""
-    folder = saved(BertModel(model.config, add_pooling_layer=False), tokenizer)
+    folder = saved(transformers.BertModel(model.config, add_pooling_layer=False), tokenizer)
     assert explained(capsys, "[MASK]", "--model", folder)[1] == ""
     change_weights(folder, without("layer.1"))
     assert "needs encoder.layer.1." in refused(capsys, "explain", "[MASK]", "--model", folder)
-
-
-def test_encoder_needs_no_decoder(saved: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = byte_level_tokenizer(eos_token="</s>", pad_token="<pad>")
-    config = T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+    words = byte_tokenizer(eos_token="</s>", pad_token="<pad>")
+    config = transformers.T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
     config.decoder_start_token_id = 0
-    folder = saved(T5EncoderModel(config), words)
+    folder = saved(transformers.T5EncoderModel(config), words)
     assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
     config.is_encoder_decoder = True
-    saved(T5Model(config), words)
+    saved(transformers.T5Model(config), words)
     change_weights(folder, without("decoder"))
     assert len(explained(capsys, "a b", "--model", folder)[0]["maps"]) == 2
     change_weights(folder, without("block.1"))
@@ -225,9 +212,13 @@ def test_attention_of_a_config_is_not_followed(
 @pytest.mark.parametrize(
     "model",
     [
-        BertModel(BertConfig(**TINY)),
-        GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
-        T5EncoderModel(T5Config(vocab_size=300, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)),
+        transformers.BertModel(transformers.BertConfig(**TINY)),
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+        ),
+        transformers.T5EncoderModel(
+            transformers.T5Config(vocab_size=300, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
+        ),
     ],
     ids=lambda model: type(model).__name__,
 )
@@ -241,7 +232,7 @@ def test_model_without_tokenizer_is_refused(
 def test_larger_tokenizer_is_refused(
     saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = saved(BertModel(BertConfig(vocab_size=100, **TINY)), tokenizer)
+    folder = saved(transformers.BertModel(transformers.BertConfig(vocab_size=100, **TINY)), tokenizer)
     told = refused(capsys, "explain", SENTENCE, "--model", folder)
     assert "but the model knows 0 to 99: pass the model's own tokenizer" in told
 

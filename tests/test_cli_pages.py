@@ -82,15 +82,12 @@ def test_page_has_the_text_as_text(arguments: list[str], capsys: pytest.CaptureF
     assert arguments[1] in found.text
 
 
-def test_page_of_methods_has_one_view(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_of_methods_and_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
     found = page_of(capsys, "compare", SENTENCE, "--methods", "value-zeroing", "attention", "--truth")
     assert found.tags.count("iframe") == 1
     assert found.tags.count("table") == 2  # that of the view, for readers without scripts, and that of the methods
     assert "the lead of are over is changes most (+ it falls, - it rises) without: pictures" in found.text
     assert "agrees with blank-out: value-zeroing 0." in found.text
-
-
-def test_page_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--grammar", "4", "--methods", "random", "position", "--folder", "out"]
     found = page_of(capsys, "study", *options)
     assert "img" in found.tags
@@ -178,14 +175,6 @@ EXAMPLES = [
     for line in (command.epilog or "").splitlines()
     if line.startswith("  captum-vz ")
 ]
-
-
-def test_names_in_the_help_are_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names such as "hidden-token-attribution" can be copied: no line ends inside one."""
-    for columns in ("50", "80", "133"):
-        monkeypatch.setenv("COLUMNS", columns)
-        for name, command in commands():
-            assert not re.search(r"\w-\n", command.format_help()), (name, columns)
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)

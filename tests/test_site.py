@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.documents import ROOT
-from tests.view.pages import violations
-from tests.view.rest import at_rest, context_of
+from tests.view.pages import at_rest, context_of, violations
 
 SITE = ROOT / "tutorials" / "docs" / "site"
 DOCUMENTED = ["", "functional", "visualization", "generation", "study", "metrics", "verification", "text", "testbed"]

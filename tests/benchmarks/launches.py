@@ -29,9 +29,9 @@ def main() -> None:
         if method not in (options.methods or [method]) or model not in (options.models or [model]):
             continue
         found = cost(method, model)
-        rows = [(f"{method}, {model}", found.method.numbers, bound.target or ())]
+        rows = [(f"{method}, {model}", found, bound.target or ())]
         if model not in shown:
-            rows.insert(0, (f"forward pass, {model}", found.forward.numbers, ()))
+            rows.insert(0, (f"forward pass, {model}", cost(None, model), ()))
             shown.add(model)
         for name, numbers, target in rows:
             print(f"{name:32} " + " ".join(f"{number:15.1f}" for number in (*numbers, *target)), flush=True)

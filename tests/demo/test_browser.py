@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.explaining.models import image_classifier
-from tests.view.pages import violations
-from tests.view.rest import SECONDS, at_rest, context_of
+from tests.view.pages import SECONDS, at_rest, context_of, violations
 
 pytestmark = [
     pytest.mark.slow,

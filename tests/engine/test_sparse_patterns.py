@@ -166,7 +166,7 @@ def test_targets_after_the_inputs() -> None:
     wide, _ = wide_and_full()
     with pytest.raises(AssertionError, match="token 8 is out of range"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(wide_inputs(), token=TOKENS)
-    with pytest.raises(AssertionError, match=r"feature_mask is \(1, 9\), but the layer's attention has 2"):
+    with pytest.raises(AssertionError, match=r"feature_mask is \(1, 9\), but there are 2 example"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(wide_inputs(), feature_mask=torch.arange(9)[None])
 
 

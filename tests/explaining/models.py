@@ -6,23 +6,8 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMultipleChoice,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    ViTConfig,
-    ViTForImageClassification,
-    Wav2Vec2Config,
-    Wav2Vec2FeatureExtractor,
-    Wav2Vec2ForCTC,
-    Wav2Vec2ForSequenceClassification,
-)
 
 from captum_vz import AttnLRP, ValueZeroingEffect
 from captum_vz.methods import METHODS
@@ -38,14 +23,24 @@ SIZE["initializer_range"] = 0.4  # large enough for clear decisions
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """The embedded tokenizer. Tests must not change it."""
     return load_model()[1]
 
 
+def byte_tokenizer(*merges: tuple[str, str], **special: str) -> transformers.PreTrainedTokenizerFast:
+    """A byte-level tokenizer as GPT-2's: special tokens, one token for each byte, and the pairs of some."""
+    names = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=list(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    inputs = ["input_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=inputs, **special)
+
+
 def bert(kind: Any, **options: Any) -> Any:
     torch.manual_seed(1)
-    config = BertConfig(vocab_size=len(tokenizer()), max_position_embeddings=64, **SIZE, **options)
+    config = transformers.BertConfig(vocab_size=len(tokenizer()), max_position_embeddings=64, **SIZE, **options)
     return kind(config).eval()
 
 
@@ -56,7 +51,9 @@ def deep(layers: int = 24, spread: float = 0.2) -> tuple[Any, Any]:
     size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     size |= {"num_hidden_layers": layers, "num_key_value_heads": 2, "initializer_range": spread}
     marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size, **marks)).double().eval(), tokenizer
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=len(tokenizer), **size, **marks)
+    ).double().eval(), tokenizer
 
 
 def joint(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
@@ -77,12 +74,12 @@ def views(model: Any, inputs: Any, target: tuple[int, int], foil: Any) -> list[l
 
 
 def classifier(**options: Any) -> Any:
-    return bert(BertForSequenceClassification, id2label=NAMES, **options)
+    return bert(transformers.BertForSequenceClassification, id2label=NAMES, **options)
 
 
 def tagger() -> Any:
     """About half of the tokens of SENTENCE have the label "O"."""
-    model = bert(BertForTokenClassification, id2label=NAMES)
+    model = bert(transformers.BertForTokenClassification, id2label=NAMES)
     with torch.no_grad():
         logits = model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0]
         model.classifier.bias[0] += (logits[:, 1:].amax(1) - logits[:, 0]).median() + 1e-3
@@ -90,30 +87,30 @@ def tagger() -> Any:
 
 
 def reader() -> Any:
-    return bert(BertForQuestionAnswering)
+    return bert(transformers.BertForQuestionAnswering)
 
 
 def chooser() -> Any:
-    return bert(BertForMultipleChoice)
+    return bert(transformers.BertForMultipleChoice)
 
 
 def image_classifier() -> tuple[Any, Any]:
     torch.manual_seed(2)
-    config = ViTConfig(image_size=8, patch_size=4, id2label=NAMES, **SIZE)
-    return ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
+    config = transformers.ViTConfig(image_size=8, patch_size=4, id2label=NAMES, **SIZE)
+    return transformers.ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
 
 
 def sound_model(kind: Any) -> tuple[Any, Any]:
     torch.manual_seed(3)
-    of_words = {"id2label": NAMES} if kind is Wav2Vec2ForSequenceClassification else {}
+    of_words = {"id2label": NAMES} if kind is transformers.Wav2Vec2ForSequenceClassification else {}
     of_sound = {"conv_dim": (16, 16), "conv_stride": (20, 20), "conv_kernel": (20, 20), "num_feat_extract_layers": 2}
     places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-    config: Any = Wav2Vec2Config(vocab_size=8, **SIZE, **of_sound, **places, **of_words)
-    return kind(config).eval(), Wav2Vec2FeatureExtractor(sampling_rate=16000)
+    config: Any = transformers.Wav2Vec2Config(vocab_size=8, **SIZE, **of_sound, **places, **of_words)
+    return kind(config).eval(), transformers.Wav2Vec2FeatureExtractor(sampling_rate=16000)
 
 
-SPEECH = Wav2Vec2ForCTC
-SOUND = Wav2Vec2ForSequenceClassification
+SPEECH = transformers.Wav2Vec2ForCTC
+SOUND = transformers.Wav2Vec2ForSequenceClassification
 
 
 @torch.no_grad()

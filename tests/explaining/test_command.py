@@ -12,6 +12,7 @@ from PIL import Image
 import captum_vz
 from captum_vz.cli import main
 from captum_vz.study import compare
+from captum_vz.testbed import load_model
 from tests.command import alone_in, refused
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
@@ -35,7 +36,10 @@ def saved(capsys: pytest.CaptureFixture[str]) -> Callable[[Any, Any], str]:
 
 
 QUESTION, TEXT = "some hat?", "the pictures of marcus are scaring the teacher."
+MASKED = "the pictures of some hat [MASK] scaring marcus."
 CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
+    "masked": (lambda: load_model()[0], [MASKED, "--layer", "1"], {"layer": 1}),
+    "causal": (lambda: load_model("causal")[0], ["some hat", "--token", "hat"], {"token": "hat"}),
     "classifier": (classifier, [SENTENCE], {}),
     "label": (classifier, [SENTENCE, "--target", "person", "--foil", "THING"], {"target": "person", "foil": "THING"}),
     "map": (classifier, [SENTENCE, "--method", "value-zeroing-rollout"], {"method": "value-zeroing-rollout"}),
@@ -63,7 +67,7 @@ def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], caps
     found = json.loads(out)
     expected = captum_vz.explain(name, arguments[0], **options).to_dict()
     assert {key: found[key] for key in expected} == json.loads(json.dumps(expected))
-    if case in ("map", "every word"):
+    if case in ("masked", "causal", "map", "every word"):
         assert main(["explain", *arguments, "--model", name, "--output", "x.png", "--html", "x.html"]) == 0
         out = capsys.readouterr().out
         said = expected["predictions"][0]

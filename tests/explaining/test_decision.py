@@ -1,4 +1,4 @@
-"""What a next word rests on: the default answer of deep models of next words."""
+"""What a decision rests on, the default answer of deep models, and the layer in which it is read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import captum_vz
-from captum_vz import AttnLRP, ValueZeroingEffect, find_layers
+from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
+from captum_vz.functional import word_mask
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Question
 from captum_vz.methods.decision import LONGEST
@@ -131,6 +132,7 @@ def test_generated_tokens_have_a_foil_and_a_layer_each() -> None:
         alone = captum_vz.explain(given, before, target=target, foil=foil)
         torch.testing.assert_close(found.all_scores[step, : len(alone.tokens), 0], alone.scores, atol=1e-6, rtol=0)
         assert found.deciding[step] == alone.layer
+        assert f"layer {alone.layer}: " in str(found)
         row = found.parts["value-zeroing"].rows[step].scores
         of_layer = alone.parts["value-zeroing"].rows[0].scores
         torch.testing.assert_close(row[: len(alone.tokens)], of_layer, atol=1e-6, rtol=0)
@@ -163,14 +165,6 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
         attribute_generation("causal", PREFIX, max_new_tokens=3, **options)
 
 
-def test_commands_show_where_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", PREFIX, "--max-new-tokens", "2", "--layer", "deciding", "--foil", "is"]) == 0
-    shown = capsys.readouterr().out
-    found = attribute_generation("causal", PREFIX, max_new_tokens=2, layer="deciding", foil="is")
-    assert str(found) in shown
-    assert f"layer {found.deciding[0]}: " in shown
-
-
 def test_maps_of_deep_models_are_computed_on_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,5 +188,89 @@ def test_maps_of_deep_models_are_computed_on_demand(
         assert ("maps" in json.loads(told.out)) == ("Value Zeroing attribution" in told.err) == bool(more)
 
 
-def test_tables_of_several_methods_stay_tables() -> None:
-    assert compare("causal", PREFIX, ["decision", "value-zeroing"], "are", foil="is").is_table
+# The layer that decides
+
+
+MASKED = "the pictures of some hat [MASK] scaring marcus."
+CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
+
+
+def by_hand(rows: list[list[float]], amounts: list[list[float]], place: int) -> list[float]:
+    """Of each layer: which part of what the decision rests on its row lies on."""
+    rests_on = joint(amounts, (0, place))
+    return [sum(v * r for v, r in zip(row, rests_on, strict=True)) / sum(row) for row in rows]
+
+
+@pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
+@pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
+def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
+    found = captum_vz.explain(model_name, text, method=name, target="are", foil=foil, layer="deciding")
+    model, tokenizer = load_model(model_name)
+    inputs, place = tokenizer(text, return_tensors="pt"), found.token
+    assert place is not None
+    are, other = tokenizer.convert_tokens_to_ids(["are", foil])
+    rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
+    products = by_hand(rows, views(model, inputs, (place, are), (place, other)), place)
+    best = sorted(range(len(products)), key=lambda layer: -products[layer])
+    assert found.layer == best[0]
+    torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
+    (told,) = (line for line in found.told if "decision rests on" in line)
+    assert told.startswith(f"{name}: layer {best[0]} ")
+    assert f"{products[best[0]]:.2f} of it; then layer {best[1]} {products[best[1]]:.2f}" in told
+
+
+def test_words_are_one_source_each() -> None:
+    text = "the unhappiness of some hat [MASK] scaring marcus."  # words of several tokens
+    found = captum_vz.explain("agreement", text, target="are", foil="is", layer="deciding", words=True)
+    model, tokenizer = load_model()
+    inputs = tokenizer(text, return_tensors="pt")
+    place, groups = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id), word_mask(inputs)
+    are, other = tokenizer.convert_tokens_to_ids(["are", "is"])
+    index = {"target": (place, are), "foil": (place, other)}
+    effects = ValueZeroingEffect(model).attribute(inputs, feature_mask=groups, **index)[0]
+    maps = ValueZeroing(model, find_layers(model)).attribute(inputs, token=place, feature_mask=groups)
+    words = groups[0].tolist()
+    firsts = [words.index(word) for word in dict.fromkeys(words)]
+    rows, at = [row[0][firsts].tolist() for row in maps], list(dict.fromkeys(words)).index(words[place])
+    by_word = [
+        [sum(view[i] for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
+        for view in views(model, inputs, index["target"], index["foil"])[1:]
+    ]
+    products = by_hand(rows, [effects[firsts].tolist(), *by_word], at)
+    assert found.layer == products.index(max(products))
+
+
+def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ["value-zeroing", "attention", "value-zeroing-rollout", "value-zeroing-effect"]
+    found = compare("causal", PREFIX, methods, "are", foil="is", layer="deciding")
+    for name in ("value-zeroing", "attention"):
+        alone = captum_vz.explain("causal", PREFIX, method=name, target="are", foil="is", layer="deciding")
+        assert found.parts[name].layer == alone.layer
+        torch.testing.assert_close(found.parts[name].rows[0].scores, alone.scores)
+    last = compare("causal", PREFIX, methods, "are", foil="is")
+    for name in ("value-zeroing-rollout", "value-zeroing-effect"):
+        torch.testing.assert_close(found.shares[name], last.shares[name])
+    assert len(found.told) == 2
+    # For all methods of a table.
+    own, calls = ValueZeroingEffect.attribute, list[Any]()
+    monkeypatch.setattr(
+        ValueZeroingEffect, "attribute", lambda *args, **named: calls.append(args) or own(*args, **named)
+    )
+    compare("causal", PREFIX, ["value-zeroing", "attention", "attention-norm"], "are", foil="is", layer="deciding")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("agreement", {"method": "value-zeroing-rollout"}, "no scores of single layers"),
+        ("agreement", {"method": "value-zeroing-effect-layer"}, "no scores of single layers"),
+        ("agreement", {"window": 6}, "read whole"),
+        ("agreement", {"layer": "deciding."}, "'deciding' or None"),
+        ("minilm", {}, "a model with a head"),
+    ],
+)
+def test_refusals(model: str, options: dict[str, Any], message: str) -> None:
+    text = MASKED if model == "agreement" else "some hat is small."
+    with pytest.raises(ArgumentError, match=message):
+        captum_vz.explain(model, text, **({"layer": "deciding"} | options))

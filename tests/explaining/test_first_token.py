@@ -33,27 +33,22 @@ def explained(*shares: float, row: list[float] = ROW, method: str = "attention",
 
 def test_first_token_is_set_apart() -> None:
     found = explained(0.1, 0.9)
-    _, *lines, told = str(found).split("\n")
-    assert told == REMARK
+    _, *lines, remark = str(found).split("\n")
+    assert remark == REMARK
     assert [line.replace(">", " ").split()[:3] for line in lines] == [
         ["1", "capital", "0.0000"],
         ["2", "of", "0.0000"],
         ["3", "France", "0.5000"],
         ["4", "is", "0.5000"],
     ]
+    told = json.loads(found.to_json())
+    assert told["scores"] == list(found.to_pandas()["is"]) == ROW
+    assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
     assert "left out" in found.plot().get_suptitle()
     assert "The, the first token, takes 50 %, and is left out (Options)." in found.view().subtitle
 
 
-def test_data_keep_the_whole_row() -> None:
-    found = explained(0.1, 0.9)
-    told = json.loads(found.to_json())
-    assert told["scores"] == found.scores.tolist() == ROW
-    assert list(found.to_pandas()["is"]) == ROW
-    assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
-
-
-def test_next_to_a_truth_the_first_token_counts() -> None:
+def test_table_of_several_methods() -> None:
     """How far a method agrees is of whole rows, in the table and in its picture."""
     found = explained(0.9)
     found.truth = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0], dtype=torch.float64)
@@ -62,9 +57,6 @@ def test_next_to_a_truth_the_first_token_counts() -> None:
     assert re.search(r" 0 +The +0\.500\*? +0\.500", str(found))
     texts = [text.get_text() for axes in found.plot().axes for text in axes.texts]
     assert "0.75" in texts and "0.50" not in texts
-
-
-def test_table_leaves_the_cell_empty() -> None:
     first, other = explained(0.9), explained(0.1)
     both = Explanation(TOKENS, {"attention": first.first, "alti-layer": other.first})
     assert re.search(r" 0 +The +0\.500\*?$", str(both), re.MULTILINE)
@@ -93,18 +85,6 @@ def deep() -> tuple[Any, Any]:
     return models.deep(spread=0.02)
 
 
-def test_rollout_of_many_layers_says_nothing(deep: tuple[Any, Any]) -> None:
-    found = captum_vz.explain(deep, TEXT, method="value-zeroing", token=-1)
-    assert found.rollout is not None
-    assert found.rollout[-1, 0] > 0.95
-    assert len(found.plot(maps=True).axes) == 24 + 1  # a colour bar
-    labels = [panel.label for panel in found.view(maps=True).methods[0].panels]
-    assert labels == [f"layer {index}" for index in range(24)]
-    several = compare(deep, TEXT, [ROLLOUT, "value-zeroing"], token=-1)
-    assert [line.split(" says ")[0] for line in several.remarks()] == [ROLLOUT]
-    assert several.view().layer == 23
-
-
 def test_rollout_of_generated_text_says_nothing(deep: tuple[Any, Any]) -> None:
     found = attribute_generation(deep, TEXT, ROLLOUT, max_new_tokens=2)
     assert "says nothing here: nearly all is on [CLS]" in found.printed().split("\n")[-1]
@@ -116,7 +96,16 @@ def test_rollout_of_generated_text_says_nothing(deep: tuple[Any, Any]) -> None:
         maps.attribute(TextTokenInput(TEXT, deep[1]), gen_args={"max_new_tokens": 2})
 
 
-def test_rollout_of_few_layers_is_shown() -> None:
+def test_where_rollouts_say_nothing(deep: tuple[Any, Any]) -> None:
     found = captum_vz.explain("causal", TEXT, method=ROLLOUT, token=-1)
     assert not any("says nothing" in line for line in found.remarks())
     assert found.view().methods[0].panels[-1].label == "rollout, residual 0.5"
+    found = captum_vz.explain(deep, TEXT, method="value-zeroing", token=-1)
+    assert found.rollout is not None
+    assert found.rollout[-1, 0] > 0.95
+    assert len(found.plot(maps=True).axes) == 24 + 1  # a colour bar
+    labels = [panel.label for panel in found.view(maps=True).methods[0].panels]
+    assert labels == [f"layer {index}" for index in range(24)]
+    several = compare(deep, TEXT, [ROLLOUT, "value-zeroing"], token=-1)
+    assert [line.split(" says ")[0] for line in several.remarks()] == [ROLLOUT]
+    assert several.view().layer == 23

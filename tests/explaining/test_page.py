@@ -43,8 +43,26 @@ MODELS |= {"t5": t5, "sentence_transformer": sentence_transformer}
 MODELS |= {"vit": lambda: image_classifier()[0], "image_processor": lambda: image_classifier()[1]}
 
 
-def test_table_has_its_lines() -> None:
+def test_other_lines_of_the_table() -> None:
     assert len(LINES) == 21
+    (line,) = [line for line in LINES if line.startswith("DataLoader")]
+    model = classifier()
+    gated, ids = ValueGates(model), tokenizer()([SENTENCE] * 2, return_tensors="pt")["input_ids"]
+    loader = DataLoader(TensorDataset(torch.ones(ids.shape), ids))
+    names = {"DataLoaderAttribution": DataLoaderAttribution, "FeatureAblation": FeatureAblation, "loader": loader}
+    found = eval(line, names | {"score": lambda gates, ids: gated(gates, ids)[:, 1]})
+    expected = ValueZeroingEffect(model).attribute(ids, target=1)
+    torch.testing.assert_close(found[0].view_as(expected), expected, rtol=0, atol=1e-5)
+    # On the tab of all heads: two layers of four.
+    (line,) = [line for line in LINES if line.startswith("view")]
+    names = {"view": view, "ValueZeroing": ValueZeroing, "classifier": classifier()}
+    page = eval(line, names | {"inputs": tokenizer()(SENTENCE, return_tensors="pt")})
+    labels = [f"layer {layer}, head {head}" for layer in range(2) for head in range(4)]
+    assert [panel.label for panel in page.methods[0].panels] == labels
+    (line,) = [line for line in LINES if line.startswith("context_reliance")]
+    found = eval(line, {"context_reliance": context_reliance})
+    assert found.sensitive[0] == 0
+    assert [found.context[place] for place in found.cues[0]] == ["pictures"]
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("explain")])
@@ -69,30 +87,3 @@ def test_line_of_the_table_runs(line: str, tmp_path: Path, monkeypatch: pytest.M
     assert found.view().html()
     assert found._repr_html_()
     assert len(found.to_pandas()) == len(found.tokens) or "t5" in line
-
-
-def test_line_of_loaders_gives_the_effects() -> None:
-    (line,) = [line for line in LINES if line.startswith("DataLoader")]
-    model = classifier()
-    gated, ids = ValueGates(model), tokenizer()([SENTENCE] * 2, return_tensors="pt")["input_ids"]
-    loader = DataLoader(TensorDataset(torch.ones(ids.shape), ids))
-    names = {"DataLoaderAttribution": DataLoaderAttribution, "FeatureAblation": FeatureAblation, "loader": loader}
-    found = eval(line, names | {"score": lambda gates, ids: gated(gates, ids)[:, 1]})
-    expected = ValueZeroingEffect(model).attribute(ids, target=1)
-    torch.testing.assert_close(found[0].view_as(expected), expected, rtol=0, atol=1e-5)
-
-
-def test_line_of_heads_shows_each() -> None:
-    """On the tab of all heads: two layers of four."""
-    (line,) = [line for line in LINES if line.startswith("view")]
-    names = {"view": view, "ValueZeroing": ValueZeroing, "classifier": classifier()}
-    page = eval(line, names | {"inputs": tokenizer()(SENTENCE, return_tensors="pt")})
-    labels = [f"layer {layer}, head {head}" for layer in range(2) for head in range(4)]
-    assert [panel.label for panel in page.methods[0].panels] == labels
-
-
-def test_line_of_a_context_names_the_subject() -> None:
-    (line,) = [line for line in LINES if line.startswith("context_reliance")]
-    found = eval(line, {"context_reliance": context_reliance})
-    assert found.sensitive[0] == 0
-    assert [found.context[place] for place in found.cues[0]] == ["pictures"]

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig, pipeline
 
 import captum_vz
-from captum_vz import ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.methods import METHODS
 from tests.explaining.models import (
@@ -22,10 +20,8 @@ from tests.explaining.models import (
     SPEECH,
     classifier,
     image_classifier,
-    one_by_one,
     sound_model,
     tokenizer,
-    twin,
 )
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -52,20 +48,16 @@ def test_images_of_other_kinds_are_the_same_image(given: Any, same: Any) -> None
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_output_of_the_processor_is_read() -> None:
+def test_output_of_a_processor_and_fractions() -> None:
     model, processor = image_classifier()
     made = processor(images=Image.fromarray(PIXELS), return_tensors="pt")
     expected = captum_vz.explain(model, PIXELS, tokenizer=processor).scores
     for given in (made, dict(made)):
         torch.testing.assert_close(captum_vz.explain(model, given, tokenizer=processor).scores, expected)
-
-
-def test_processor_that_does_not_rescale_takes_fractions() -> None:
-    model, processor = image_classifier()
-    expected = captum_vz.explain(model, PIXELS, tokenizer=processor)
+    whole = captum_vz.explain(model, PIXELS, tokenizer=processor)
     processor.do_rescale = False
     found = captum_vz.explain(model, PIXELS.astype(np.float32) / 255, tokenizer=processor)
-    torch.testing.assert_close(found.scores, expected.scores)
+    torch.testing.assert_close(found.scores, whole.scores)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_what_is_no_image_is_named(given: Any, told: str) -> None:
         captum_vz.explain(model, given, tokenizer=processor)
 
 
-def test_patches_are_counted() -> None:
+def test_patches_are_counted_and_processors_named() -> None:
     model, processor = image_classifier()
     asked: dict[str, Any] = {"tokenizer": processor, "method": "value-zeroing"}
     last = captum_vz.explain(model, PIXELS, token=-1, **asked)
@@ -94,6 +86,9 @@ def test_patches_are_counted() -> None:
     torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
     with pytest.raises(ArgumentError, match="token 5 is out of range: there are 5 tokens, positions -5 to 4"):
         captum_vz.explain(model, PIXELS, token=5, **asked)
+    model, _ = image_classifier()
+    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
+        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
 
 
 @pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
@@ -157,12 +152,6 @@ def test_letters_of_speech_have_targets() -> None:
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
 
 
-def test_processor_of_another_kind_is_named() -> None:
-    model, _ = image_classifier()
-    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
-        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
-
-
 def test_pipelines_of_labels_in_words() -> None:
     """They are named with the way, which works."""
     make: Any = pipeline
@@ -180,12 +169,3 @@ def test_pipelines_of_labels_in_words() -> None:
     for one, given in ((made, Image.new("RGB", (8, 8))), ((model, tokenizer()), SENTENCE)):
         with pytest.raises(ArgumentError, match="CLIPModel compares texts with images or sound: pass a function"):
             captum_vz.explain(one, given)
-    labels = torch.tensor([[1, 5, 2], [1, 6, 2]])
-
-    def score(pixel_values: Tensor) -> Any:
-        return model(pixel_values=pixel_values, input_ids=labels).logits_per_image
-
-    effect = ValueZeroingEffect(score, find_layers(model, stack="vision_model"))
-    pixels = torch.rand(1, 3, 8, 8)
-    expected = twin(model.vision_model, lambda: score(pixels)[0, 1], one_by_one(5), "v_proj")
-    torch.testing.assert_close(effect.attribute(pixels, target=1)[0], expected, atol=1e-5, rtol=1e-4)

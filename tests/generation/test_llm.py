@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from captum.attr import (
-    DataLoaderAttribution,
     FeatureAblation,
     LLMAttribution,
     LLMAttributionResult,
@@ -19,16 +17,7 @@ from captum.attr import (
 )
 from torch import Tensor, nn
 
-from captum_vz import (
-    ALTILogit,
-    ArgumentError,
-    LayerAttention,
-    ValueGates,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz.generation import LLMTokenMaps, attribute_generation, gated_input, to_captum_llm
 from captum_vz.testbed import load_model
 from tests.captum.footprint import footprint
@@ -40,9 +29,9 @@ TEXT = "the pictures of some hat"
 MODEL, TOKENS = case_of("gpt2").model, tokenizer_of_words()
 
 
-def maps(kind: Any = ValueZeroing, name: str = "gpt2") -> LLMTokenMaps:
+def maps(kind: Any = vz.ValueZeroing, name: str = "gpt2") -> LLMTokenMaps:
     model = case_of(name).model
-    layers = find_layers(model) if name == "gpt2" else find_layers(model, "decoder")
+    layers = vz.find_layers(model) if name == "gpt2" else vz.find_layers(model, "decoder")
     options = {} if name == "gpt2" else {"attention": "cross"}
     return LLMTokenMaps(kind(model, layers, **options), TOKENS)
 
@@ -63,42 +52,29 @@ def test_one_line_differs_from_captums_script() -> None:
         assert ours.inp is captums.inp or ours.inp.values == captums.inp.values
 
 
-@pytest.mark.parametrize("method", [ValueZeroingEffect, ValueZeroing, ValueZeroingRollout, LayerAttention])
-def test_captum_refuses_classes_that_are_no_perturbations(method: Any) -> None:
-    """The pages lead to gates, and to LLMTokenMaps or `to_captum_llm`."""
-    before = footprint(MODEL)
-    for wrap in (DataLoaderAttribution, lambda made: LLMAttribution(made, TOKENS)):
-        with pytest.raises(AssertionError, match=f"Attribution does not support .*{method.__name__}"):
-            wrap(method(MODEL))
-    assert footprint(MODEL) == before
-
-
-def test_arguments_have_captums_names() -> None:
-    captums = list(inspect.signature(LLMAttribution.attribute).parameters)
-    assert list(inspect.signature(LLMTokenMaps.attribute).parameters)[: len(captums) - 1] == captums[:-1]
-    assert list(inspect.signature(LLMTokenMaps.__init__).parameters)[:3] == ["self", "attr_method", "tokenizer"]
-
-
 @pytest.mark.parametrize("layer", [-1, 0])
 def test_scores_are_those_of_the_function(layer: int) -> None:
     target = torch.tensor([17, 18])
-    result = maps(ValueZeroingRollout).attribute(TextTokenInput(TEXT, TOKENS), target=target, layer=layer)
-    found = attribute_generation((MODEL, TOKENS), TEXT, ValueZeroingRollout, generated=[17, 18])
+    result = maps(vz.ValueZeroingRollout).attribute(TextTokenInput(TEXT, TOKENS), target=target, layer=layer)
+    found = attribute_generation((MODEL, TOKENS), TEXT, vz.ValueZeroingRollout, generated=[17, 18])
     torch.testing.assert_close(result.token_attr, found.scores[..., layer])
     torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
 
 
-def test_skipped_tokens_have_no_column() -> None:
+def test_skipped_and_empty_tokens() -> None:
     inp = TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"])
     result = maps().attribute(inp, target="has upset")
     whole = maps().attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
     assert result.input_tokens == ["pictures", "some", "hat"]
     torch.testing.assert_close(result.token_attr, whole.token_attr[:, [1, 3, 4]])
+    result = maps().attribute(TextTemplateInput("the {} {} hat", ["", "pictures"]), target="upset")
+    assert result.token_attr[0, 0] == 0
+    assert result.token_attr[0, 1] > 0
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_columns_of_an_encoder(name: str) -> None:
-    result = maps(ValueZeroing, name).attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
+    result = maps(vz.ValueZeroing, name).attribute(TextTokenInput(TEXT, TOKENS), target="has upset")
     assert result.token_attr.shape == (2, 5)
     torch.testing.assert_close(result.token_attr.sum(1), torch.ones(2, dtype=torch.float64))
 
@@ -114,18 +90,12 @@ TEMPLATES = {
 def test_values_of_a_template_are_zeroed_together(form: str) -> None:
     result = maps().attribute(TEMPLATES[form], target="upset marcus")
     found = attribute_generation(
-        (MODEL, TOKENS), "the pictures of some woman 's theater has", ValueZeroing, generated="upset marcus"
+        (MODEL, TOKENS), "the pictures of some woman 's theater has", vz.ValueZeroing, generated="upset marcus"
     )
     joint = found.grouped([(4, 7)]).scores[..., -1]
     assert result.input_tokens == ["pictures", "woman 's theater"]
     torch.testing.assert_close(result.token_attr, joint[:, [1, 4]])
     assert (result.token_attr[:, 1] - found.scores[:, 4:7, -1].sum(1)).abs().max() > 1e-4
-
-
-def test_empty_value_has_no_score() -> None:
-    result = maps().attribute(TextTemplateInput("the {} {} hat", ["", "pictures"]), target="upset")
-    assert result.token_attr[0, 0] == 0
-    assert result.token_attr[0, 1] > 0
 
 
 @pytest.mark.parametrize(
@@ -134,6 +104,7 @@ def test_empty_value_has_no_score() -> None:
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "gen_args": {"max_new_tokens": 3}}, "Pass one"),
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "_inspect_forward": print}, "Pass None"),
         (TextTokenInput(TEXT, TOKENS), {"target": "anna", "layer": 3}, "layer 3 is out of range"),
+        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "n_samples": 3}, "n_samples was passed, but no input is"),
         (
             TextTokenInput(TEXT, TOKENS),
             {"gen_args": {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}},
@@ -145,23 +116,23 @@ def test_empty_value_has_no_score() -> None:
     ],
 )
 def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(vz.ArgumentError, match=message):
         maps().attribute(inp, **options)
 
 
-@pytest.mark.parametrize("given", ["value-zeroing-rollout-paper", ValueZeroingRollout])
+@pytest.mark.parametrize("given", ["value-zeroing-rollout-paper", vz.ValueZeroingRollout])
 def test_names_and_classes_with_a_model(given: Any) -> None:
     inp = TextTokenInput(TEXT, TOKENS)
-    expected = LLMTokenMaps(ValueZeroingRollout(MODEL), TOKENS).attribute(inp, target=torch.tensor([17, 18]))
+    expected = LLMTokenMaps(vz.ValueZeroingRollout(MODEL), TOKENS).attribute(inp, target=torch.tensor([17, 18]))
     found = LLMTokenMaps(given, TOKENS, model=MODEL).attribute(inp, target=torch.tensor([17, 18]))
     assert torch.equal(found.token_attr, expected.token_attr)
-    with pytest.raises(ArgumentError, match="did you mean value-zeroing"):
+    with pytest.raises(vz.ArgumentError, match="did you mean value-zeroing"):
         LLMTokenMaps("value-zeroin", TOKENS, model=MODEL).attribute(inp, target=torch.tensor([17, 18]))
 
 
 # Captum's own class
 
-LAYERS = find_layers(MODEL)
+LAYERS = vz.find_layers(MODEL)
 INPUTS = {
     "tokens": TextTokenInput(TEXT, TOKENS),
     "skipped": TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"]),
@@ -177,9 +148,9 @@ TARGET = "has upset anna"
 def test_ablation_over_gates_is_the_effect(form: str, attr_target: str, options: dict[str, Any]) -> None:
     """The whole text has the sum of log-probabilities, or the product of probabilities."""
     before = footprint(MODEL)
-    llm = LLMAttribution(FeatureAblation(ValueGates(MODEL, LAYERS)), TOKENS, attr_target=attr_target)
+    llm = LLMAttribution(FeatureAblation(vz.ValueGates(MODEL, LAYERS)), TOKENS, attr_target=attr_target)
     found = llm.attribute(gated_input(INPUTS[form], TOKENS), target=TARGET, **options)
-    effect = LLMTokenMaps(ValueZeroingEffect(MODEL, LAYERS), TOKENS, attr_target=attr_target)
+    effect = LLMTokenMaps(vz.ValueZeroingEffect(MODEL, LAYERS), TOKENS, attr_target=attr_target)
     expected = effect.attribute(INPUTS[form], target=TARGET)
     assert expected.token_attr.abs().max() > 1e-4
     torch.testing.assert_close(found.token_attr.double(), expected.token_attr.double(), rtol=0, atol=1e-5)
@@ -190,14 +161,17 @@ def test_ablation_over_gates_is_the_effect(form: str, attr_target: str, options:
 
 
 @pytest.mark.parametrize("form", INPUTS)
-@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, ALTILogit])
+@pytest.mark.parametrize("kind", [vz.ValueZeroing, vz.ValueZeroingRollout, vz.ValueZeroingEffect, vz.ALTILogit])
 def test_methods_in_captums_class(kind: Any, form: str) -> None:
+    """The tutorial on Llama 2 passes `skip_tokens` in each call."""
     method = kind(MODEL, LAYERS)
-    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET)
-    expected = LLMTokenMaps(method, TOKENS).attribute(INPUTS[form], target=TARGET)
+    found = LLMAttribution(to_captum_llm(method), TOKENS).attribute(INPUTS[form], target=TARGET, skip_tokens=[0])
+    explained = "log_prob" if kind is vz.ValueZeroingEffect else None
+    expected = LLMTokenMaps(method, TOKENS, explained).attribute(INPUTS[form], target=TARGET)
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
     assert found.input_tokens == expected.input_tokens
+    assert method.forward_func is MODEL
 
 
 class PlainLLM(nn.Module):
@@ -215,48 +189,15 @@ class PlainLLM(nn.Module):
         return found[:, : input_ids.shape[1] + 2] if mode == "short" else found
 
 
-@pytest.mark.parametrize("kind", [ValueZeroing, ValueZeroingRollout, LayerAttention])
-@pytest.mark.parametrize("form", ["maps", "captum"])
-def test_models_of_captums_tests(kind: Any, form: str) -> None:
-    plain, layers = PlainLLM(), find_layers(MODEL)
-    inp = TextTokenInput(TEXT, TOKENS)
-    expected = maps(kind).attribute(inp, target="have upset").token_attr
-    if form == "maps":
-        own = LLMTokenMaps(kind(plain, layers), TOKENS)
-        assert_same(own.attribute(inp, gen_args={"mode": "short"}).token_attr[:1], own_row(kind, inp), 1e-6)
-        found = own.attribute(inp, target="have upset")
-    else:
-        found = LLMAttribution(to_captum_llm(kind(plain, layers)), TOKENS).attribute(inp, target="have upset")
-    assert_same(found.token_attr, expected, 1e-6)
-
-
-def own_row(kind: Any, inp: Any) -> Tensor:
-    found: Tensor = maps(kind).attribute(inp, gen_args={"max_new_tokens": 1}).token_attr
-    return found
-
-
-@pytest.mark.parametrize("option", ["n_samples", "n_steps", "baselines"])
-def test_options_of_captums_tests(option: str) -> None:
-    with pytest.raises(ArgumentError, match=f"{option} was passed, but no input is changed"):
-        maps().attribute(TextTokenInput(TEXT, TOKENS), target="have", **{option: 3})
-
-
-def test_skip_tokens_of_captums_scripts() -> None:
-    """The tutorial on Llama 2 passes it in each call."""
-    llm = LLMAttribution(to_captum_llm(ValueZeroingRollout(MODEL, LAYERS)), TOKENS)
-    plain = llm.attribute(INPUTS["tokens"], target=TARGET)
-    found = llm.attribute(INPUTS["tokens"], target=TARGET, skip_tokens=[0])
-    torch.testing.assert_close(found.token_attr, plain.token_attr)
-
-
-@pytest.mark.parametrize("attr_target", ["log_prob", "prob"])
-def test_effect_in_captums_class(attr_target: str) -> None:
-    method = ValueZeroingEffect(MODEL, LAYERS)
-    llm = LLMAttribution(to_captum_llm(method), TOKENS, attr_target=attr_target)
-    found = llm.attribute(INPUTS["tokens"], target=TARGET)
-    expected = LLMTokenMaps(method, TOKENS, attr_target).attribute(INPUTS["tokens"], target=TARGET)
-    torch.testing.assert_close(found.token_attr, expected.token_attr.float())
-    assert method.forward_func is MODEL
+@pytest.mark.parametrize("kind", [vz.ValueZeroing, vz.ValueZeroingRollout, vz.LayerAttention])
+def test_models_of_captums_tests(kind: Any) -> None:
+    own, inp = kind(PlainLLM(), LAYERS), TextTokenInput(TEXT, TOKENS)
+    written = LLMTokenMaps(own, TOKENS).attribute(inp, gen_args={"mode": "short"})
+    assert written.token_attr.shape == (2, 5)
+    found = LLMTokenMaps(own, TOKENS).attribute(inp, target="have upset").token_attr
+    assert_same(found, maps(kind).attribute(inp, target="have upset").token_attr, 1e-6)
+    captums = LLMAttribution(to_captum_llm(own), TOKENS).attribute(inp, target="have upset").token_attr
+    assert_same(captums, found.float(), 1e-6)
 
 
 def test_foil_of_generated_tokens() -> None:
@@ -271,19 +212,19 @@ def test_foil_of_generated_tokens() -> None:
         none = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET)
         same = torch.isclose(one.all_scores, none.all_scores, atol=1e-5).flatten(1).all(1)
         assert same.tolist() == [place != step for place in range(3)]
-    with pytest.raises(ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
+    with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
         maps().attribute(inp, **asked)
 
 
 def test_wrong_arguments() -> None:
-    effect = ValueZeroingEffect(MODEL, LAYERS)
-    with pytest.raises(ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
+    effect = vz.ValueZeroingEffect(MODEL, LAYERS)
+    with pytest.raises(vz.ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
         LLMTokenMaps(effect, TOKENS, attr_target="logit")
-    with pytest.raises(ArgumentError, match="ValueZeroing explains no probability"):
-        LLMTokenMaps(ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
-    with pytest.raises(ArgumentError, match="attr_method is of type type"):
-        to_captum_llm(ValueZeroing)  # type: ignore[arg-type]  # the error is tested
-    with pytest.raises(ArgumentError, match="inp is of type str"):
+    with pytest.raises(vz.ArgumentError, match="ValueZeroing explains no probability"):
+        LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
+    with pytest.raises(vz.ArgumentError, match="attr_method is of type type"):
+        to_captum_llm(vz.ValueZeroing)  # type: ignore[arg-type]  # the error is tested
+    with pytest.raises(vz.ArgumentError, match="inp is of type str"):
         gated_input(TEXT, TOKENS)  # type: ignore[arg-type]  # the error is tested
 
 
@@ -291,7 +232,7 @@ def test_wrong_arguments() -> None:
 
 
 def of_inseq(name: str) -> Any:
-    asked = (case_of(name).model, TOKENS), "<bos> the woman likes", ValueZeroing
+    asked = (case_of(name).model, TOKENS), "<bos> the woman likes", vz.ValueZeroing
     return attribute_generation(*asked, generated=[41, 12, 30])
 
 
@@ -318,7 +259,7 @@ def test_scores_of_an_encoder_decoder(inseq: Any) -> None:
 def test_equals_inseqs_own_attention(inseq: Any) -> None:
     model, tokenizer = load_model("causal")
     text, new = "the pictures of some hat", " have upset anna"
-    found = attribute_generation((model, tokenizer), text, LayerAttention, generated=new)
+    found = attribute_generation((model, tokenizer), text, vz.LayerAttention, generated=new)
     model.set_attn_implementation("eager")
     wrapped = inseq.load_model(model, "attention", tokenizer=tokenizer)
     (theirs,) = wrapped.attribute(text, text + new, show_progress=False)

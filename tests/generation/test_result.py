@@ -12,29 +12,20 @@ import torch
 from captum.attr import LLMAttributionResult
 from torch import Tensor
 
-from captum_vz import (
-    ALTILogit,
-    ArgumentError,
-    AttentionRollout,
-    LayerAttention,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz.functional import pool_groups
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
+from tests.explaining.models import byte_tokenizer
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
-from tests.test_cli import byte_level_tokenizer
 
 TEXT = "<bos> the woman 's theater , that anna likes . has upset the doctor"
 NEW = [41, 12, 30]
 
 
-def found_by(method: Any = ValueZeroing, name: str = "gpt2", prompt: Any = TEXT) -> GenerationAttribution:
+def found_by(method: Any = vz.ValueZeroing, name: str = "gpt2", prompt: Any = TEXT) -> GenerationAttribution:
     model, tokenizer = case_of(name).model, tokenizer_of_words()
     found: GenerationAttribution = attribute_generation((model, tokenizer), prompt, method, generated=NEW)
     return found
@@ -59,11 +50,11 @@ def test_kinds_of_masks() -> None:
     assert masked(found, "special", "punctuation", ["Anna", " likes "]) == ["<bos>", ",", "anna", "likes", "."]
     found = found_by(prompt="Of the hat $")
     assert (masked(found, "stop"), masked(found, "punctuation")) == (["Of", "the"], ["$"])
-    with pytest.raises(ArgumentError, match="'verbs' is no kind of token"):
+    with pytest.raises(vz.ArgumentError, match="'verbs' is no kind of token"):
         found.mask("verbs")
 
 
-def test_pieces_of_a_word_are_one_word() -> None:
+def test_pieces_and_tokens_of_several_words_are_one_word() -> None:
     tokenizer = load_model()[1]
     ids = tokenizer("the pictures andy hated.", add_special_tokens=False)["input_ids"]
     text = TokenText.of(tokenizer, ids)
@@ -71,26 +62,11 @@ def test_pieces_of_a_word_are_one_word() -> None:
     hidden = [label for label, one in zip(text.labels, text.mask(["stop"]).tolist(), strict=True) if one]
     assert hidden == ["the"]
     assert "andy" in text.word_texts
-
-
-def test_a_token_of_several_words_is_one_word() -> None:
-    tokenizer = load_model()[1]
     tokenizer.add_tokens(["scaring marcus", "of some hat"])
     ids = tokenizer("the pictures of some hat [MASK] scaring marcus.", add_special_tokens=False)["input_ids"]
     text = TokenText.of(tokenizer, ids)
     assert text.word_texts == ("the", "pictures", "of some hat", "[MASK]", "scaring marcus", ".")
     assert text.words == tuple(range(6))
-
-
-def test_pieces_of_a_character_are_one_word() -> None:
-    """A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself."""
-    tokenizer = byte_level_tokenizer()
-    sentence = "the 😀😀 is here, is it? " * 3
-    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
-    words = [word for word in text.word_texts if word.strip()]
-    assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
-    assert text.words[4:12].count(text.words[4]) == 8
-    assert len(set(text.sentences)) == 4
 
 
 # Groups
@@ -99,14 +75,21 @@ def test_pieces_of_a_character_are_one_word() -> None:
 def test_words_clauses_and_sentences() -> None:
     found = found_by()
     assert found.prompt.word_texts[:5] == ("<bos>", "the", "woman", "'s", "theater")
-    sentences = found.grouped("sentences")
-    assert sentences.prompt.labels == ("<bos>", "the woman 's theater, that anna likes.", "has upset the doctor")
-    assert sentences.scores.shape == (3, 3, 3)
+    sentences = found.grouped("sentences").prompt.labels
+    assert sentences == ("<bos>", "the woman 's theater, that anna likes.", "has upset the doctor")
     clauses = found.grouped("clauses")
     expected = ("<bos>", "the woman 's theater,", "that anna likes.", "has upset the doctor")
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 4, 3)
     torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
+    # A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself.
+    tokenizer = byte_tokenizer()
+    sentence = "the 😀😀 is here, is it? " * 3
+    text = TokenText.of(tokenizer, tokenizer(sentence)["input_ids"])
+    words = [word for word in text.word_texts if word.strip()]
+    assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
+    assert text.words[4:12].count(text.words[4]) == 8
+    assert len(set(text.sentences)) == 4
 
 
 @pytest.mark.parametrize(
@@ -141,11 +124,11 @@ def test_joint_groups_of_a_layer_method() -> None:
 def test_joint_groups_of_a_rollout() -> None:
     """Maps of groups, pooled by hand and multiplied. The last prompt token is apart until the end."""
     model = case_of("gpt2").model
-    found = found_by(ValueZeroingRollout, prompt=PROMPT).grouped([(0, 2), (2, 5)])
+    found = found_by(vz.ValueZeroingRollout, prompt=PROMPT).grouped([(0, 2), (2, 5)])
     ids = torch.tensor([PROMPT + NEW[:-1]])
     groups = torch.tensor([[0, 0, 1, 1, 2, 3, 4]])
     product = None
-    for layer, one in enumerate(ValueZeroing(model, find_layers(model)).attribute(ids, feature_mask=groups)):
+    for layer, one in enumerate(vz.ValueZeroing(model, vz.find_layers(model)).attribute(ids, feature_mask=groups)):
         pooled = pool_groups(one, groups)[0]
         product = pooled if product is None else pooled @ product
         expected = torch.stack([product[:, 0], product[:, 1] + product[:, 2]], dim=1)[2:]
@@ -153,36 +136,33 @@ def test_joint_groups_of_a_rollout() -> None:
     torch.testing.assert_close(found.scores.sum(1) + found.prefix.sum(1), torch.ones(3, 3, dtype=torch.float64))
 
 
-def test_groups_of_a_method_called_for_each_step() -> None:
+def test_groups_without_a_joint_form() -> None:
     """The feature mask of a step ends where the text of the step ends."""
     model = case_of("gpt2").model
-    found = found_by(partial(AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
-    method = AttentionRollout(model, find_layers(model), per_receptive_field=True)
+    found = found_by(partial(vz.AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
+    method = vz.AttentionRollout(model, vz.find_layers(model), per_receptive_field=True)
     for step in range(3):
         ids = torch.tensor([PROMPT + NEW[:step]])
         groups = torch.tensor([[0, 1, 1, 2, 3, 4, 5][: 5 + step]])
         row = method.attribute(ids, token=-1, feature_mask=groups)[0][[0, 1, 3, 4, *range(5, 5 + step)]]
         torch.testing.assert_close(found.scores[step, :, -1], row[:4])
         torch.testing.assert_close(found.prefix[step, :step, -1], row[4:])
-
-
-@pytest.mark.parametrize("name", ["t5", "bart"])
-def test_groups_of_a_source(name: str) -> None:
-    whole = found_by(LayerAttention, name, PROMPT)
-    found = whole.grouped("sections")
-    assert found.prompt.labels == ("source", "decoder")
-    torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :5].sum(1))
-    assert not found.scores[:, 1].any()
-    assert found_by(ValueZeroingEffect, name, PROMPT).grouped([(0, 2)]).scores.shape == (3, 5, 1)
-
-
-def test_groups_are_summed_where_there_is_no_joint_form() -> None:
-    whole = found_by(ALTILogit)
+    whole = found_by(vz.ALTILogit)
     found = whole.grouped({"question": (1, 5)})
     assert found.prompt.labels[1] == "question"
     torch.testing.assert_close(found.scores[:, 1], whole.scores[:, 1:5].sum(1))
     torch.testing.assert_close(found.scores[:, 2:], whole.scores[:, 5:])
     torch.testing.assert_close(found.prefix, whole.prefix)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_groups_of_a_source(name: str) -> None:
+    whole = found_by(vz.LayerAttention, name, PROMPT)
+    found = whole.grouped("sections")
+    assert found.prompt.labels == ("source", "decoder")
+    torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :5].sum(1))
+    assert not found.scores[:, 1].any()
+    assert found_by(vz.ValueZeroingEffect, name, PROMPT).grouped([(0, 2)]).scores.shape == (3, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +177,7 @@ def test_groups_are_summed_where_there_is_no_joint_form() -> None:
     ],
 )
 def test_wrong_groups_are_refused(by: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(vz.ArgumentError, match=message):
         found_by().grouped(by)
 
 
@@ -219,8 +199,8 @@ def test_pandas_has_all_scores() -> None:
     assert few.equals(table[shown].reset_index(drop=True))
 
 
-def test_json_has_all_scores(tmp_path: Path) -> None:
-    found = found_by(ValueZeroingRollout)
+def test_json_and_saved_result_are_the_same(tmp_path: Path) -> None:
+    found = found_by(vz.ValueZeroingRollout)
     mask = found.mask("punctuation")
     record = json.loads(found.to_json(tmp_path / "found.json", mask=mask))
     assert record == json.loads((tmp_path / "found.json").read_text("utf-8"))
@@ -229,9 +209,6 @@ def test_json_has_all_scores(tmp_path: Path) -> None:
     assert record["mask"] == mask.tolist()
     assert record["generated"] == list(found.generated.labels)
     assert record["layers"] == list(found.layers)
-
-
-def test_saved_result_is_the_same(tmp_path: Path) -> None:
     found = found_by(prompt=[{"role": "user", "content": "some hat ."}])
     found.save(tmp_path / "found.safetensors")
     again = GenerationAttribution.load(tmp_path / "found.safetensors")
@@ -239,13 +216,13 @@ def test_saved_result_is_the_same(tmp_path: Path) -> None:
     assert torch.equal(again.prefix, found.prefix)
     names = ("prompt", "generated", "layers", "method", "text")
     assert [getattr(again, name) for name in names] == [getattr(found, name) for name in names]
-    with pytest.raises(ArgumentError, match="has no model"):
+    with pytest.raises(vz.ArgumentError, match="has no model"):
         again.grouped("words")
     sections = again.grouped("sections", joint=False)
     assert sections.prompt.labels == ("user", "answer")
     torch.testing.assert_close(sections.prompt_share, found.prompt_share)
     (tmp_path / "x").write_text("text")
-    with pytest.raises(ArgumentError, match="cannot be read"):
+    with pytest.raises(vz.ArgumentError, match="cannot be read"):
         GenerationAttribution.load(tmp_path / "x")
 
 
@@ -293,13 +270,12 @@ def test_picture_has_all_scores() -> None:
     ("options", "message"),
     [
         ({"layer": 3}, "layer 3 is out of range: the model has 3"),
-        ({"mask": torch.zeros(4, dtype=torch.bool)}, "mask is \\(4,\\)"),
-        ({"mask": torch.zeros(14)}, "of torch.float32"),
+        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
         ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
     ],
 )
 def test_wrong_picture_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(vz.ArgumentError, match=message):
         found_by().plot(**options)
 
 
@@ -313,5 +289,5 @@ def test_view_leaves_out_the_mask() -> None:
     panel = page.methods[0].panels[0]
     whole = torch.cat([found.scores[:, ~mask, 0], found.prefix[..., 0]], dim=1)
     torch.testing.assert_close(panel.scores.float(), (whole / whole.sum(1, keepdim=True)).float())
-    with pytest.raises(ArgumentError, match="mask is"):
+    with pytest.raises(vz.ArgumentError, match="mask is"):
         found.view(mask=mask[1:])

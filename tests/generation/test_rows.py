@@ -1,48 +1,21 @@
-"""One pass over the finished text equals one pass for each step, also of an offloaded and a quantised model."""
+"""One pass over the finished text equals one pass for each step."""
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from captum.attr import FeatureAblation, InputXGradient, Saliency
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from captum_vz import (
-    ALTI,
-    ALTILogit,
-    ALTIPlus,
-    ArgumentError,
-    AttentionFlow,
-    AttentionRollout,
-    GlobEnc,
-    HiddenTokenAttribution,
-    LayerALTI,
-    LayerAttention,
-    LayerAttentionGradient,
-    LayerAttentionNorm,
-    PositionAttribution,
-    RandomAttribution,
-    RefusedError,
-    Rollout,
-    TokenAttribution,
-    UnsupportedLayerError,
-    ValueGates,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz._engine import AttentionSite
 from captum_vz.attr import Wanted
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.methods.kinds import GateMethod
-from tests.engine.test_surroundings import Int8Linear
 from tests.generation.models import (
     CAUSAL,
     ENCODER_DECODER,
@@ -70,7 +43,7 @@ def rows(found: GenerationAttribution) -> Tensor:
 
 @pytest.mark.parametrize("name", [*CAUSAL, *ENCODER_DECODER])
 def test_maps_equal_growing_texts(name: str) -> None:
-    found = found_by(ValueZeroing, name)
+    found = found_by(vz.ValueZeroing, name)
     start = len(found.prompt.ids) - len(PROMPT)
     assert start == (name in ENCODER_DECODER)
     assert found.scores.shape == (4, 5 + start, 3)
@@ -83,7 +56,7 @@ def test_maps_equal_growing_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_rollout_equals_growing_texts(name: str) -> None:
-    found = found_by(ValueZeroingRollout, name)
+    found = found_by(vz.ValueZeroingRollout, name)
     assert found.layers == ("layer 0, no residual", "layers 0 to 1, no residual", "layers 0 to 2, no residual")
     torch.testing.assert_close(rows(found).sum(1), torch.ones(4, 3, dtype=torch.float64))
     torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
@@ -95,7 +68,7 @@ def test_rollout_equals_growing_texts(name: str) -> None:
 LENGTHS = {"dynamic": {}, "longrope": {"short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}}
 
 
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention, ALTILogit])
+@pytest.mark.parametrize("method", [vz.ValueZeroing, vz.ValueZeroingRollout, vz.LayerAttention, vz.ALTILogit])
 @pytest.mark.parametrize("kind", LENGTHS)
 def test_positions_that_depend_on_the_length(kind: str, method: Any) -> None:
     """Up to seven tokens have the usual positions. The finished text has more, without its last token nine."""
@@ -105,10 +78,10 @@ def test_positions_that_depend_on_the_length(kind: str, method: Any) -> None:
     config = LlamaConfig(num_hidden_layers=2, max_position_embeddings=7, rope_scaling=rope, **sizes)
     model, new = LlamaForCausalLM(config).eval(), [*NEW, 6]
     found = rows(attribute_generation((model, None), PROMPT, method, generated=new))[..., -1]
-    of = method(model, find_layers(model))
+    of = method(model, vz.find_layers(model))
     for step, token in enumerate(new):
         ids = torch.tensor([PROMPT + new[:step]])
-        if method is ALTILogit:
+        if method is vz.ALTILogit:
             expected = of.attribute(ids, target=(ids.shape[1] - 1, token))[0]
         else:
             expected = of.attribute(ids, token=-1)
@@ -118,21 +91,21 @@ def test_positions_that_depend_on_the_length(kind: str, method: Any) -> None:
 
 
 METHODS: dict[str, Any] = {
-    "attention": LayerAttention,
-    "attention-rollout": AttentionRollout,
-    "attention-norm": LayerAttentionNorm,
-    "norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
-    "per-receptive-field": partial(AttentionRollout, per_receptive_field=True),
-    "attention-flow": AttentionFlow,
-    "alti": ALTI,
-    "alti-layer": LayerALTI,
-    "alti-logit": ALTILogit,
-    "hidden": HiddenTokenAttribution,
-    "effect": ValueZeroingEffect,
-    "attention-gradient": LayerAttentionGradient,
+    "attention": vz.LayerAttention,
+    "attention-rollout": vz.AttentionRollout,
+    "attention-norm": vz.LayerAttentionNorm,
+    "norm-rollout": lambda model, layers: vz.Rollout(vz.LayerAttentionNorm(model, layers), residual=0.5),
+    "per-receptive-field": partial(vz.AttentionRollout, per_receptive_field=True),
+    "attention-flow": vz.AttentionFlow,
+    "alti": vz.ALTI,
+    "alti-layer": vz.LayerALTI,
+    "alti-logit": vz.ALTILogit,
+    "hidden": vz.HiddenTokenAttribution,
+    "effect": vz.ValueZeroingEffect,
+    "attention-gradient": vz.LayerAttentionGradient,
     "saliency": Saliency,
-    "input-x-gradient": partial(TokenAttribution, method=InputXGradient, reduce="l2"),
-    "position": PositionAttribution,
+    "input-x-gradient": partial(vz.TokenAttribution, method=InputXGradient, reduce="l2"),
+    "position": vz.PositionAttribution,
 }
 
 
@@ -146,13 +119,13 @@ def test_any_method_equals_growing_texts(method: str) -> None:
 
 def test_effect_equals_the_class() -> None:
     model = case_of("gpt2").model
-    found = found_by(ValueZeroingEffect, "gpt2")
+    found = found_by(vz.ValueZeroingEffect, "gpt2")
     alone = attribute_generation((model, None), PROMPT, "value-zeroing-effect-layer", generated=NEW, layer=1)
     assert alone.layers == ("layer 1",)
     for step, token in enumerate(NEW):
         inputs = inputs_of("gpt2", PROMPT, NEW[:step])
-        for layers, one in ((find_layers(model), found), (find_layers(model)[1], alone)):
-            expected = ValueZeroingEffect(model, layers).attribute(inputs, target=(-1, token))[0]
+        for layers, one in ((vz.find_layers(model), found), (vz.find_layers(model)[1], alone)):
+            expected = vz.ValueZeroingEffect(model, layers).attribute(inputs, target=(-1, token))[0]
             torch.testing.assert_close(rows(one)[step, : len(expected), 0], expected)
     last = attribute_generation((model, None), PROMPT, "value-zeroing", generated=NEW, layer=-1)
     assert last.layers == ("layer 2",)
@@ -161,12 +134,14 @@ def test_effect_equals_the_class() -> None:
 @pytest.mark.parametrize("name", ["gpt2", next(iter(ENCODER_DECODER))])
 def test_gates(name: str) -> None:
     """Ablation of gates is the effect, also of joint words. Shapley values sum to what all values change."""
-    found, effect = found_by(GateMethod("gates", FeatureAblation), name), found_by(ValueZeroingEffect, name)
+    found, effect = found_by(GateMethod("gates", FeatureAblation), name), found_by(vz.ValueZeroingEffect, name)
     torch.testing.assert_close(rows(found), rows(effect), **CLOSE)
     groups = [(0, 2), (2, 3)]
     torch.testing.assert_close(found.grouped(groups).scores, effect.grouped(groups).scores, **CLOSE)
     model, cross = case_of(name).model, name in ENCODER_DECODER
-    gated = ValueGates(model, find_layers(model, "decoder" if cross else None), attention="cross" if cross else "self")
+    gated = vz.ValueGates(
+        model, vz.find_layers(model, "decoder" if cross else None), attention="cross" if cross else "self"
+    )
     for method, options in (("value-zeroing-shapley", {"n_samples": 2}), ("value-zeroing-integrated", {})):
         whole = attribute_generation(
             (model, tokenizer_of_words()), PROMPT, method, generated=NEW, method_options=options
@@ -181,7 +156,7 @@ def test_gates(name: str) -> None:
 
 def test_gradient_is_of_the_next_logit() -> None:
     model = case_of("gpt2").model
-    found = found_by(partial(TokenAttribution, method=InputXGradient), "gpt2")
+    found = found_by(partial(vz.TokenAttribution, method=InputXGradient), "gpt2")
     for step, token in enumerate(NEW):
         ids = inputs_of("gpt2", PROMPT, NEW[:step])["input_ids"]
         vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
@@ -192,26 +167,28 @@ def test_gradient_is_of_the_next_logit() -> None:
 
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_alti_plus_has_source_and_prefix(name: str) -> None:
-    found = found_by(ALTIPlus, name)
+    found = found_by(vz.ALTIPlus, name)
     model = case_of(name).model
-    layers = [*find_layers(model, "encoder"), *find_layers(model, "decoder")]
+    layers = [*vz.find_layers(model, "encoder"), *vz.find_layers(model, "decoder")]
     torch.testing.assert_close(rows(found).sum(1), torch.ones_like(found.prompt_share))
     for step in range(len(NEW)):
-        expected = ALTIPlus(model, layers).attribute(inputs_of(name, PROMPT, NEW[:step]), token=-1)[0]
+        expected = vz.ALTIPlus(model, layers).attribute(inputs_of(name, PROMPT, NEW[:step]), token=-1)[0]
         torch.testing.assert_close(rows(found)[step, : 6 + step, -1], expected, **CLOSE)
 
 
 WITHOUT_PROMPT: dict[str, Any] = {
-    "self": lambda model, decoder: ValueZeroing(model, decoder),
-    "self, by a function": lambda model, decoder: lambda model, layers: ValueZeroing(model, layers),
-    "self, gradient": lambda model, decoder: partial(LayerAttentionGradient, attention="self"),
-    "self, by its modules": lambda model, decoder: LayerAttention(model, decoder, attention=self_attentions(decoder)),
-    "effect": lambda model, decoder: ValueZeroingEffect(model, decoder),
-    "hidden": lambda model, decoder: HiddenTokenAttribution(model, decoder),
-    "rollout": lambda model, decoder: ValueZeroingRollout(model, decoder),
-    "rollout of the encoder": lambda model, decoder: AttentionRollout(model, find_layers(model, "encoder")),
-    "flow": lambda model, decoder: AttentionFlow(model, decoder),
-    "random": lambda model, decoder: RandomAttribution,
+    "self": lambda model, decoder: vz.ValueZeroing(model, decoder),
+    "self, by a function": lambda model, decoder: lambda model, layers: vz.ValueZeroing(model, layers),
+    "self, gradient": lambda model, decoder: partial(vz.LayerAttentionGradient, attention="self"),
+    "self, by its modules": lambda model, decoder: vz.LayerAttention(
+        model, decoder, attention=self_attentions(decoder)
+    ),
+    "effect": lambda model, decoder: vz.ValueZeroingEffect(model, decoder),
+    "hidden": lambda model, decoder: vz.HiddenTokenAttribution(model, decoder),
+    "rollout": lambda model, decoder: vz.ValueZeroingRollout(model, decoder),
+    "rollout of the encoder": lambda model, decoder: vz.AttentionRollout(model, vz.find_layers(model, "encoder")),
+    "flow": lambda model, decoder: vz.AttentionFlow(model, decoder),
+    "random": lambda model, decoder: vz.RandomAttribution,
 }
 
 
@@ -223,15 +200,15 @@ def self_attentions(decoder: Any) -> list[Any]:
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_sources_outside_the_prompt_are_refused(name: str, form: str) -> None:
     model = case_of(name).model
-    method = WITHOUT_PROMPT[form](model, find_layers(model, "decoder"))
-    with pytest.raises(ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
+    method = WITHOUT_PROMPT[form](model, vz.find_layers(model, "decoder"))
+    with pytest.raises(vz.ArgumentError, match=r"from an encoder|cross-attention of the decoder"):
         found_by(method, name, new=[*NEW, 30])  # then the decoder is as long as the prompt
 
 
-def test_only_rows_of_new_tokens() -> None:
+def test_what_is_computed() -> None:
     computed = []
 
-    class Counted(ValueZeroing):
+    class Counted(vz.ValueZeroing):
         def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
             assert wanted.rows is not None
             computed.append((wanted.rows.tolist(), site.shape.out))
@@ -240,23 +217,13 @@ def test_only_rows_of_new_tokens() -> None:
     found_by(Counted, "gpt2")
     # m + n - 1 = 8 tokens run once. The rows are those of the positions m - 1 to m + n - 2.
     assert computed == [([[4, 5, 6, 7]], 8)] * 3
-
-
-def test_model_runs_once() -> None:
     case = case_of("llama")
     lengths = []
     with case.model.register_forward_pre_hook(
         lambda module, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     ):
-        found_by(ValueZeroingRollout, "llama")
+        found_by(vz.ValueZeroingRollout, "llama")
     assert lengths == [len(PROMPT) + len(NEW) - 1]
-
-
-def test_model_that_is_not_causal_is_refused() -> None:
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
-    with pytest.raises(UnsupportedLayerError, match="is not causal"):
-        attribute_generation((model, tokenizer_of_words()), PROMPT, ValueZeroing, generated=NEW)
 
 
 @pytest.mark.parametrize(
@@ -269,37 +236,20 @@ def test_model_that_is_not_causal_is_refused() -> None:
             r"method is 'value-zeroin' \(did you mean value-zeroing\?\): pass one of value-zeroing, ",
         ),
         (lambda model, layers: layers, "gpt2", "method returned a list"),
-        (ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
-        (GlobEnc, "gpt2", "pre-norm"),
-        (partial(ValueZeroing, reduce_heads=None), "gpt2", "reduce_heads of ValueZeroing is None"),
+        (vz.ValueZeroingRollout, "t5", "pass ALTIPlus, ValueZeroing"),
+        (vz.GlobEnc, "gpt2", "pre-norm"),
+        (partial(vz.ValueZeroing, reduce_heads=None), "gpt2", "reduce_heads of ValueZeroing is None"),
     ],
 )
 def test_wrong_method_is_refused(method: Any, name: str, message: str) -> None:
-    with pytest.raises(RefusedError, match=message):
+    with pytest.raises(vz.RefusedError, match=message):
         found_by(method, name)
 
 
-def test_default_is_the_rollout() -> None:
+def test_default_and_models_that_are_not_causal() -> None:
     found = attribute_generation((case_of("gpt2").model, tokenizer_of_words()), PROMPT, generated=NEW)
-    assert torch.equal(found.scores, found_by(partial(ValueZeroingRollout, residual=0.5), "gpt2").scores)
-
-
-# Surroundings
-
-
-@pytest.mark.parametrize("method", [ValueZeroing, ValueZeroingRollout, LayerAttention])
-@pytest.mark.parametrize("kind", ["offloaded", "quantised"])
-def test_surroundings(kind: str, method: Any) -> None:
-    """An offloaded model gives its own rows, and a quantised one those of the rounded weights."""
-    model, plain = (copy.deepcopy(case_of("llama", torch.float32).model) for _ in range(2))
-    if kind == "offloaded":
-        model = cpu_offload(model, execution_device=torch.device("cpu"))
-    else:
-        for layer, other in zip(model.model.layers, plain.model.layers, strict=True):
-            layer.self_attn.v_proj = Int8Linear(layer.self_attn.v_proj)
-            other.self_attn.v_proj.weight.data = layer.self_attn.v_proj.dequantized(torch.float32)
-    found, expected = (
-        attribute_generation((one, tokenizer_of_words()), PROMPT, method, max_new_tokens=3) for one in (model, plain)
-    )
-    assert found.generated == expected.generated
-    torch.testing.assert_close(rows(found), rows(expected), rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.scores, found_by(partial(vz.ValueZeroingRollout, residual=0.5), "gpt2").scores)
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertLMHeadModel(BertConfig(vocab_size=60, **size)).eval()
+    with pytest.raises(vz.UnsupportedLayerError, match="is not causal"):
+        attribute_generation((model, tokenizer_of_words()), PROMPT, vz.ValueZeroing, generated=NEW)

@@ -1,4 +1,4 @@
-"""Tokenizers that are less than those of transformers: encode and decode only, without offsets, or none."""
+"""Tokenizers that are less than those of transformers, and what a context does to generated tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 
 from captum_vz import ValueZeroing, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError
-from captum_vz.generation import LLMTokenMaps, attribute_generation, gated_input
+from captum_vz.generation import LLMTokenMaps, attribute_generation, context_reliance, gated_input
+from captum_vz.testbed import load_model
 from tests.generation.models import case_of, tokenizer_of_words
 
 MODEL = case_of("gpt2").model
@@ -50,7 +51,7 @@ def test_minimal_tokenizer_equals_the_whole_one(form: str) -> None:
     assert found.output_tokens == expected.output_tokens
 
 
-def test_text_of_a_minimal_tokenizer() -> None:
+def test_text_of_lesser_tokenizers() -> None:
     found, expected = (
         attribute_generation((MODEL, one), TEXT, ValueZeroing, generated=" " + TARGET) for one in (Minimal(), FAST)
     )
@@ -59,6 +60,15 @@ def test_text_of_a_minimal_tokenizer() -> None:
     torch.testing.assert_close(found.grouped("words").scores, expected.grouped("words").scores)
     with pytest.raises(ArgumentError, match="no chat template"):
         attribute_generation((MODEL, Minimal()), [{"role": "user", "content": TEXT}], ValueZeroing)
+    inp = TextTokenInput(TEXT, FAST)
+    found, expected = (
+        LLMTokenMaps(ValueZeroingRollout(MODEL), one).attribute(inp, target=TARGET, skip_tokens=["upset"])
+        for one in (Least(), FAST)
+    )
+    torch.testing.assert_close(found.token_attr, expected.token_attr)
+    assert len(found.token_attr) == 1
+    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
+        LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
 
 
 def test_ids_without_a_tokenizer() -> None:
@@ -76,7 +86,7 @@ def test_ids_without_a_tokenizer() -> None:
         attribute_generation((MODEL, None), TEXT, ValueZeroing)
 
 
-def test_template_of_a_tokenizer_of_bytes() -> None:
+def test_template_of_a_tokenizer_of_bytes_and_tokens_that_do_not_spell() -> None:
     """ByT5's tokenizer is written in Python. Each value has the bytes that spell it, "日" three of them."""
     tokenizer = ByT5Tokenizer()
     torch.manual_seed(0)
@@ -91,8 +101,6 @@ def test_template_of_a_tokenizer_of_bytes() -> None:
     joint = attribute_generation((model, tokenizer), ids, ValueZeroing, generated=new).grouped(groups)
     torch.testing.assert_close(found.token_attr, joint.scores[:, [2, 7], -1])
 
-
-def test_tokens_that_do_not_spell_the_text() -> None:
     class Other(Minimal):
         def decode(self, token_ids: Tensor) -> str:
             return "?".join(str(index) for index in token_ids.tolist())
@@ -113,13 +121,70 @@ class Least:
         return " ".join(FAST.convert_ids_to_tokens(index) for index in ids.tolist())
 
 
-def test_least_tokenizer_and_skipped_tokens() -> None:
-    inp = TextTokenInput(TEXT, FAST)
-    found, expected = (
-        LLMTokenMaps(ValueZeroingRollout(MODEL), one).attribute(inp, target=TARGET, skip_tokens=["upset"])
-        for one in (Least(), FAST)
-    )
-    torch.testing.assert_close(found.token_attr, expected.token_attr)
-    assert len(found.token_attr) == 1
-    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
-        LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
+# Contexts
+
+
+BEFORE, SHORT = "the pictures of ", "some hat"
+
+
+def test_divergence_equals_growing_texts() -> None:
+    model, words = load_model("causal")
+    found = context_reliance((model, words), BEFORE, SHORT, max_new_tokens=4)
+    prompts = [words(one)["input_ids"] for one in (BEFORE + SHORT, SHORT)]
+    written = model.generate(torch.tensor([prompts[0]]), max_new_tokens=4)[0, len(prompts[0]) :].tolist()
+    for step, number in enumerate(written):
+        logs = [model(torch.tensor([ids + written[:step]])).logits[0, -1].double().log_softmax(-1) for ids in prompts]
+        probability = torch.tensor([one[number].exp() for one in logs], dtype=torch.float64)
+        torch.testing.assert_close(found.probability[step], probability, rtol=1e-4, atol=1e-6)
+        entropy = torch.stack([-(one.exp() * one).sum() for one in logs])
+        torch.testing.assert_close(found.entropy[step], entropy, rtol=1e-4, atol=1e-6)
+        moved = (logs[0].exp() * (logs[0] - logs[1])).sum()
+        torch.testing.assert_close(found.divergence[step], moved, rtol=1e-4, atol=1e-6)
+        assert found.instead[step] == words.decode([int(logs[1].argmax())])
+    least = found.divergence.mean() + found.divergence.std(correction=0)
+    assert found.sensitive == tuple(step for step in range(4) if found.divergence[step] >= least) != ()
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize("method", ["attn-lrp", "value-zeroing-effect"])
+def test_cues_are_of_the_context(name: str, method: str) -> None:
+    """The scores explain the written token rather than the one without the context, whose tokens they leave out."""
+    model, words = case_of(name, torch.float32).model, tokenizer_of_words()
+    found = context_reliance(model, "a woman ", "anna likes", method, 4, tokenizer=words, deviations=0.0)
+    ids = words("a woman anna likes")["input_ids"]
+    step, places = found.sensitive[0], found.cues[0]
+    instead = words.convert_tokens_to_ids(found.instead[step])
+    new = words.convert_tokens_to_ids(list(found.tokens))
+    foils = [instead if place == step and instead != new[step] else None for place in range(len(new))]
+    expected: Any = attribute_generation((model, words), ids, method, generated=new, foil=foils)
+    row = expected.all_scores[step, ids.index(words("a")["input_ids"][0]) :, -1][: len(found.context)]
+    torch.testing.assert_close(found.scores[0], row)
+    assert list(places) == [place for place, one in enumerate(row) if one >= row.mean() and one > 0]
+    assert len(found.context) == 2
+    assert str(found).startswith(f"{step} {found.tokens[step]}: ")
+    assert found.to_pandas()["token"].tolist() == list(found.tokens)
+
+
+@pytest.mark.parametrize(("context", "text"), [("", SHORT), (" ", SHORT), (BEFORE, "")])
+def test_context_without_tokens_is_refused(context: str, text: str) -> None:
+    with pytest.raises(ArgumentError, match="adds no tokens before the text"):
+        context_reliance("causal", context, text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((5, SHORT), "context is of type int: pass a text"),
+        ((BEFORE, None), "text is of type NoneType: pass a text"),
+        ((BEFORE, SHORT, "value-zeroing"), "explains the state of a token: pass a method that explains the output"),
+    ],
+)
+def test_wrong_arguments(given: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        context_reliance("causal", *given)
+
+
+def test_context_with_an_image_is_refused() -> None:
+    """The texts were compared without the image."""
+    with pytest.raises(ArgumentError, match="compares two texts, but was passed pixel_values"):
+        context_reliance("causal", BEFORE, SHORT, pixel_values=torch.zeros(1, 3, 8, 8))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -165,9 +163,3 @@ def test_files_that_are_no_lessons(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="there is no notebook"):
         write_student_copy(tmp_path / "none", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-def test_help_loads_no_model_code() -> None:
-    program = "import sys\nfrom captum_vz_lessons.__main__ import parser\nparser()\nprint('pandas' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout == "False\n"

@@ -92,9 +92,6 @@ def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
         "Euclidean": scores_of(ValueZeroing, -1, distance="euclidean"),
     }
     assert_named(graded_map, maps)
-
-
-def test_unknown_mistakes_show_the_difference(distances: Tensor) -> None:
     right = normalize_rows(distances)[MASK]
     verdict = graded_row(right + 0.25 * (torch.arange(11) == 4))
     assert verdict.mistake is None
@@ -164,29 +161,12 @@ def test_effect_and_its_mistakes() -> None:
     assert_named(partial(graded, together=[1, 2]), {"one at a time": right})
 
 
-@torch.no_grad()
-def test_steps_of_a_torch_layer_and_their_mistakes() -> None:
+def test_one_head_of_a_torch_layer() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
     hidden = torch.randn(1, 6, 16, dtype=torch.float64)
-    first, last = model.layers
-    x = first(hidden)[0]
-    projected = x @ last.self_attn.in_proj_weight.T + last.self_attn.in_proj_bias
-    q, k, v = (one.unflatten(-1, (2, 8)).transpose(0, 1) for one in projected.chunk(3, dim=-1))
-
-    def output(values: Tensor) -> Tensor:
-        heads = [((q[h] @ k[h].T) / 8**0.5).softmax(-1) @ values[h] for h in range(2)]
-        h = last.norm1(x + last.self_attn.out_proj(torch.cat(heads, -1)))
-        return last.norm2(h + last.linear2(last.linear1(h).relu()))
-
-    def graded(heads: Any = slice(None)) -> check.Verdict:
-        columns = []
-        for j in range(6):
-            zeroed = v.clone()
-            zeroed[heads, j] = 0
-            columns.append(cosine_distance(output(zeroed), output(v)))
-        return check.value_zeroing(normalize_rows(torch.stack(columns, 1)), hidden, model=model)
-
-    assert graded()
-    assert "one head only" in (graded(heads=0).mistake or "")
+    graded = partial(check.value_zeroing, inputs=hidden, model=model)
+    right, wrong = (ValueZeroing(model, model.layers[-1], heads=one).attribute(hidden)[0] for one in (None, [0]))
+    assert graded(right)
+    assert_named(graded, {"one head only": wrong})

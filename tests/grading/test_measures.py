@@ -12,12 +12,16 @@ from torch.nn.functional import conv1d
 
 from captum_vz.metrics import cue_average_precision
 from captum_vz.metrics import kendall as package_kendall
-from captum_vz_lessons import check
+from captum_vz_lessons import MIME_TYPE, check
+from captum_vz_lessons.check.verdict import GOES_ON, Verdict, judge
 from tests.grading import assert_named
 
 
 def random_maps(layers: int, tokens: int) -> list[Tensor]:
     return list(torch.rand(layers, 1, tokens, tokens, generator=torch.Generator().manual_seed(0)).double())
+
+
+pair_share = partial(check.pair_share, maps=random_maps(3, 5), one=1, other=3)
 
 
 def test_rollout_and_its_mistakes() -> None:
@@ -100,13 +104,12 @@ def test_neighbors_and_their_mistakes() -> None:
 
 
 def test_pairs_and_their_mistakes() -> None:
-    graded = partial(check.pair_share, maps=random_maps(3, 5), one=1, other=3)
-    assert graded(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
+    assert pair_share(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
     wrong = {
         "one direction": lambda maps, one, other: maps[:, other, one],
         "sum": lambda maps, one, other: maps[:, one, other] + maps[:, other, one],
     }
-    assert_named(graded, wrong)
+    assert_named(pair_share, wrong)
 
 
 def test_share_of_a_path_and_its_mistakes() -> None:
@@ -163,12 +166,16 @@ def test_kendall_and_its_mistakes() -> None:
     assert_named(check.kendall, wrong)
 
 
-@pytest.mark.parametrize("grade", [check.average_precision, check.kendall, check.attention])
+@pytest.mark.parametrize("grade", [check.average_precision, check.kendall, check.attention, pair_share])
 def test_function_that_does_not_run(grade: Any) -> None:
+    """The lesson goes on with a right one."""
+
     def not_written(*arguments: Any) -> Any:
         raise NotImplementedError
 
-    assert grade(not_written).mistake == "no answer"
+    verdict = grade(not_written)
+    assert verdict.mistake == "no answer"
+    assert grade(verdict.answer)
     assert "returned nothing" in grade(lambda *arguments: None).message
     assert "raised ZeroDivisionError" in grade(lambda *arguments: 1 / 0).message
     assert "pass your function" in grade(3).message
@@ -222,6 +229,7 @@ def test_deletion_and_its_mistakes() -> None:
 
     graded = partial(check.deletion, predict=predict, scores=scores, counts=range(4))
     assert graded(curve)
+    assert graded(graded(lambda values: ...).answer)
     wrong = {
         "lowest scores": lambda values: curve(-values),
         "one token is deleted at a time": partial(curve, alone=True),
@@ -231,20 +239,26 @@ def test_deletion_and_its_mistakes() -> None:
     assert_named(graded, wrong)
 
 
-def test_blank_out_and_its_mistakes() -> None:
+def test_patches_and_copies_and_their_mistakes() -> None:
+    graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
+    patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    assert graded(patches[6, 2] + 1)
+    wrong: dict[str, Any] = {
+        "[CLS] is token 0": patches[6, 2],
+        "swapped": patches[2, 6] + 1,
+        "these are pixels": 1 + 6 * 8 + 2,
+    }
+    assert_named(graded, wrong)
+    source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    graded = partial(check.copied_from, source=source, written=source.flip(1))
+    assert graded([5, 4, 3, 2, 1, 0])
+    wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
+    assert_named(graded, wrong)
     ids, weights = torch.tensor([[3, 5, 7, 9]]), torch.tensor([1.0, 0.5, 0.25, -1.0])
     graded = partial(check.blank_out, predict=lambda batch: (batch * weights).sum(1), ids=ids, replacement=0)
     right = (ids * weights)[0]  # what a token adds to a sum is what its replacement by 0 takes away
     assert graded(right)
     wrong = {"sign": -right, "these are predictions": right.sum() - right, "stay replaced": right.cumsum(0)}
-    assert_named(graded, wrong)
-
-
-def test_patch_and_its_mistakes() -> None:
-    graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
-    patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-    assert graded(patches[6, 2] + 1)
-    wrong = {"[CLS] is token 0": patches[6, 2], "swapped": patches[2, 6] + 1, "these are pixels": 1 + 6 * 8 + 2}
     assert_named(graded, wrong)
 
 
@@ -270,24 +284,18 @@ def test_centers_of_frames_and_their_mistakes() -> None:
     assert_named(graded, wrong)
 
 
-def test_copied_columns_and_their_mistakes() -> None:
-    source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
-    graded = partial(check.copied_from, source=source, written=source.flip(1))
-    assert graded([5, 4, 3, 2, 1, 0])
-    wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
-    assert_named(graded, wrong)
-
-
-def test_rates_and_their_mistakes() -> None:
+def test_rates_and_shares_and_their_mistakes() -> None:
     scores = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8]])
     places, chosen = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([True, True, True, False, False])
     graded = partial(check.found_rate, scores=scores, places=places, chosen=chosen)
     assert graded(2 / 3) and graded(torch.tensor([2 / 3]))
-    wrong = {"other examples": 1 / 2, "all examples": 3 / 5, "the number of all": 2 / 5, "number of examples": 2}
+    wrong: dict[str, Any] = {
+        "other examples": 1 / 2,
+        "all examples": 3 / 5,
+        "the number of all": 2 / 5,
+        "number of examples": 2,
+    }
     assert_named(graded, wrong | {"missed": 1 / 3})
-
-
-def test_shares_at_places_and_their_mistakes() -> None:
     scores = torch.tensor([[4.0, 2.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
     places = torch.tensor([[0, 1], [1, 2], [2, 1]])
     right = (0.5 + 0.5 + 0.75) / 3, (0.75 + 0.75 + 1) / 3
@@ -298,9 +306,6 @@ def test_shares_at_places_and_their_mistakes() -> None:
     wrong = {"other order": right[::-1], "Add up the shares": (right[0], right[1] / 2)}
     wrong |= {"divide each row": ((4 + 2 + 3) / 3, (6 + 3 + 4) / 3), "largest of each": (max(means), right[1])}
     assert_named(graded, wrong)
-
-
-def test_hidden_share_and_its_mistakes() -> None:
     scores = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 6
     hidden, row = [True, True, False, True, True, False], scores[0, :, 2]
     graded = partial(check.hidden_share, scores=scores, hidden=hidden, step=0, layer=-1)
@@ -308,3 +313,46 @@ def test_hidden_share_and_its_mistakes() -> None:
     wrong = {"that the mask shows": row[2] + row[5], "numbers of tokens": 4 / 6, "this is the mean": row[hidden].mean()}
     wrong |= {"this is layer 1": scores[0, hidden, 1].sum(), "generated token 2": scores[2, hidden, 2].sum()}
     assert_named(graded, wrong)
+
+
+# Verdicts
+
+
+MAPS = list(torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0)).softmax(-1))
+
+
+def test_open_answer_hands_on_the_right_one() -> None:
+    right = MAPS[1][0] @ MAPS[0][0]
+    verdict = check.rollout(..., MAPS)
+    torch.testing.assert_close(verdict.answer, right, check_dtype=False)
+    assert str(verdict).splitlines()[1:] == [GOES_ON]
+    assert check.rollout(verdict.answer, MAPS)
+    with_hint = check.rollout(right.mT, MAPS, hint=True)
+    assert str(with_hint).splitlines()[1:] == [f"Hint: {with_hint.hint}", GOES_ON]
+    passed = check.rollout(right, MAPS, hint=True)
+    assert passed.answer is right
+    assert len(str(passed).splitlines()) == 1
+
+
+def test_mistakes_that_are_nearly_alike() -> None:
+    """The nearest mistake is named, and two at once only if no single one explains the numbers."""
+    falls = torch.tensor([0.5, 0.2])
+    mistakes = {"this is the last layer.": falls, "this is the mean.": falls / 2}
+    both = judge(-falls, torch.tensor([0.1, 0.7]), mistakes)
+    assert both.mistake == "this is the last layer. The sign is wrong."
+    assert judge(falls, torch.tensor([0.1, 0.7]), mistakes).mistake == "this is the last layer."
+    assert judge([0.5, 0.5], [0.4, 0.6], {"one": [0.5, 0.5003], "two": [0.5, 0.5]}).mistake == "two"
+    assert judge([0.4, 0.6001], [0.4, 0.6], {"one": [0.4, 0.6005]}).mistake is None
+    assert judge(0.75000001, 0.75, {}) and judge(torch.tensor(3), 3, {})
+    assert "differs from the right number by 1.0e-01" in judge(0.65, 0.75, {}).message
+
+
+def test_notebook_shows_color_and_keeps_the_verdict() -> None:
+    verdict = Verdict(False, "<b> is no tag.", "<b> is no tag.", "one")
+    shown = verdict._repr_mimebundle_()
+    assert "&lt;b&gt; is no tag." in shown["text/html"]
+    assert shown["text/plain"] == str(verdict)
+    assert shown[MIME_TYPE] == {"exercise": "one", "passed": False, "mistake": "<b> is no tag."}
+    right = Verdict(True, "it is.")._repr_mimebundle_()
+    assert right[MIME_TYPE]["passed"] is True
+    assert "✓" in right["text/html"] and "✗" in shown["text/html"]

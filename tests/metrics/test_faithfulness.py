@@ -99,23 +99,17 @@ def test_logits_read_at_moved_target() -> None:
     torch.testing.assert_close(everything, torch.full((2,), sigmoid(5.0), dtype=torch.float64))
 
 
-def test_eraser_explains_the_prediction() -> None:
+def test_eraser_explains_the_prediction_and_keeps_order() -> None:
     wrong_way = Prediction(additive, sentences(forms=[BAD, GOOD]), UNK)
     scores = torch.rand(IDS.shape)
     torch.testing.assert_close(comprehensiveness(wrong_way, scores), comprehensiveness(toy(), scores))
     torch.testing.assert_close(blank_out(wrong_way), -blank_out(toy()))
-
-
-def test_token_number_rounded_up_exactly() -> None:
-    for count in range(1, 101):
-        exact = [ceil(Fraction(str(q)) * count) for q in faithfulness.FRACTIONS]
-        assert faithfulness._sizes(torch.tensor([count])).tolist() == [exact]
-
-
-def test_equal_scores_earlier_token_first() -> None:
     scores = torch.tensor([[0.0, 1, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     first = torch.tensor([[0.0, 9, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]])
     torch.testing.assert_close(comprehensiveness(toy(), scores), comprehensiveness(toy(), first))
+    for count in range(1, 101):
+        exact = [ceil(Fraction(str(q)) * count) for q in faithfulness.FRACTIONS]
+        assert faithfulness._sizes(torch.tensor([count])).tolist() == [exact]
 
 
 def test_constant_scores_are_nan() -> None:

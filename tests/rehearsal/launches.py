@@ -1,31 +1,78 @@
-"""Kernels and synchronisations of each method: what one more layer costs beyond the forward pass."""
+"""How many kernels a method starts, and how often the host waits for the device. Both are exact, on any machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    SwinConfig,
-    SwinModel,
-    T5Config,
-    T5Model,
-)
+import transformers
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import captum_vz as vz
-from tests.rehearsal.counts import Counter, Launches
-from tests.rehearsal.device import ELSEWHERE
+from tests.rehearsal.device import ELSEWHERE, NAME, Traffic
 from tests.rehearsal.subjects import moved
+
+aten = torch.ops.aten
+# Like views, these start no kernel.
+ALLOCATIONS = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten._unsafe_view.default,
+}
+
+
+class Launches(NamedTuple):
+    """What one run did on the device.
+
+    Attributes:
+        kernels: The operations on its tensors, views included.
+        views: Those among them that start no kernel: views and allocations.
+        reads: How often the host waited for numbers of the device.
+        uploads: How often numbers of the host were copied to the device.
+    """
+
+    kernels: float = 0
+    views: float = 0
+    reads: float = 0
+    uploads: float = 0
+
+    def minus(self, other: Launches) -> Launches:
+        return Launches(*(one - another for one, another in zip(self, other, strict=True)))
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operations inside a `with` block. After the block, `launches` holds the counts."""
+
+    launches = Launches()
+
+    def __enter__(self) -> Counter:
+        self._kernels = self._views = 0
+        self._reads, self._uploads = Traffic.reads, Traffic.uploads
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        reads, uploads = Traffic.reads - self._reads, Traffic.uploads - self._uploads
+        self.launches = Launches(self._kernels, self._views, reads, uploads)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        there = device is not None and torch.device(device).type == NAME
+        if there or any(isinstance(x, Tensor) and x.device.type == NAME for x in tree_leaves((args, kwargs))):
+            self._kernels += 1
+            self._views += func in ALLOCATIONS or any(
+                answer.alias_info is not None and not answer.alias_info.is_write for answer in func._schema.returns
+            )
+        return func(*args, **kwargs)
+
 
 TOKENS = 40
 ENCODED, DECODED = 7, 5
@@ -35,28 +82,30 @@ Run = Callable[[nn.Module, Any], Any]
 
 
 def bert(depth: int) -> nn.Module:
-    config = BertConfig(
-        hidden_size=64, num_hidden_layers=depth, num_attention_heads=4, intermediate_size=128, vocab_size=200
-    )
-    return BertForMaskedLM(config)
+    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    return transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=depth, vocab_size=200, **size))
 
 
 def gpt2(depth: int) -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=depth, n_head=4, vocab_size=200))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=depth, n_head=4, vocab_size=200))
 
 
 def llama(depth: int) -> nn.Module:
     size = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=depth, vocab_size=200, **size))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=depth, vocab_size=200, **size))
 
 
 def t5(depth: int) -> nn.Module:
-    return T5Model(T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=depth, num_heads=4, vocab_size=200))
+    return transformers.T5Model(
+        transformers.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=depth, num_heads=4, vocab_size=200)
+    )
 
 
 def swin(depth: int, size: int = SIZE) -> nn.Module:
-    config = SwinConfig(depths=[depth], image_size=size, patch_size=4, embed_dim=16, num_heads=[2], window_size=4)
-    return SwinModel(config)
+    config = transformers.SwinConfig(
+        depths=[depth], image_size=size, patch_size=4, embed_dim=16, num_heads=[2], window_size=4
+    )
+    return transformers.SwinModel(config)
 
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
@@ -65,8 +114,12 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def maps_of(method: Any, **options: Any) -> Run:
-    return lambda model, given: method(model, vz.find_layers(model), **options).attribute(given)
+def maps_of(method: Any, **asked: Any) -> Run:
+    return lambda model, given: method(model, vz.find_layers(model)).attribute(given, **asked)
+
+
+def last_row(model: nn.Module, given: Any) -> Any:
+    return vz.HiddenTokenAttribution(model, vz.find_layers(model)[-1]).attribute(given, token=3)
 
 
 def both_stacks(model: nn.Module, given: Any) -> Any:
@@ -76,19 +129,15 @@ def both_stacks(model: nn.Module, given: Any) -> Any:
 
 METHODS: dict[str, Run] = {
     "ValueZeroing": maps_of(vz.ValueZeroing),
-    "ValueZeroing, one row": lambda model, given: vz.ValueZeroing(model, vz.find_layers(model)).attribute(
-        given, token=3
-    ),
+    "ValueZeroing, one row": maps_of(vz.ValueZeroing, token=3),
     "ValueZeroingRollout": maps_of(vz.ValueZeroingRollout),
     "LayerAttention": maps_of(vz.LayerAttention),
     "LayerAttentionNorm": maps_of(vz.LayerAttentionNorm),
     "ALTI": maps_of(vz.ALTI),
     "GlobEnc": maps_of(vz.GlobEnc),
-    "ALTILogit": lambda model, given: vz.ALTILogit(model, vz.find_layers(model)).attribute(given, target=(3, 5)),
+    "ALTILogit": maps_of(vz.ALTILogit, target=(3, 5)),
     "ALTIPlus": both_stacks,
-    "HiddenTokenAttribution, one row": lambda model, given: vz.HiddenTokenAttribution(
-        model, vz.find_layers(model)[-1]
-    ).attribute(given, token=3),
+    "HiddenTokenAttribution, one row": last_row,
 }
 
 
@@ -100,19 +149,15 @@ def inputs_of(name: str) -> Any:
     return {"input_ids": tokens[:, :ENCODED], "decoder_input_ids": tokens[:, :DECODED]} if name == "T5" else tokens
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one more layer starts: the forward pass alone, and a method beyond the forward pass."""
-
-    forward: Launches
-    method: Launches
-
-
 @cache
-def cost(method: str, name: str) -> Cost:
-    """Counted at two depths, so that what is done once for a model drops out."""
-    forward = _of_a_layer(name, _forward)
-    return Cost(forward, _of_a_layer(name, METHODS[method]) - forward)
+def cost(method: str | None, name: str) -> Launches:
+    """What a method starts for one more layer, beyond the forward pass; None: the forward pass alone.
+
+    Counted at two depths, so that what is done once for a model drops out.
+    """
+    if method is None:
+        return _of_a_layer(name, _forward)
+    return _of_a_layer(name, METHODS[method]).minus(cost(None, name))
 
 
 def _forward(model: nn.Module, given: Any) -> None:
@@ -120,7 +165,7 @@ def _forward(model: nn.Module, given: Any) -> None:
 
 
 def _of_a_layer(name: str, run: Run) -> Launches:
-    return (_counted(name, 4, run) - _counted(name, 2, run)) / 2
+    return Launches(*(one / 2 for one in _counted(name, 4, run).minus(_counted(name, 2, run))))
 
 
 @torch.no_grad()

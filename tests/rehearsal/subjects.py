@@ -16,10 +16,11 @@ import captum_vz as vz
 from tests.captum.configurations import AttentionGradient, cubes
 from tests.engine.blocks import block_of, sequences
 from tests.engine.by_name import ByName
-from tests.engine.odd_windows import ONE_STAGE, SWIN, build, image
+from tests.engine.odd_windows import ONE_STAGE, SWIN, image
 from tests.generation.models import tokenizer_of_words
 from tests.reference import FAMILIES, Case
 from tests.reference.alti_logit import LANGUAGE_MODELS
+from tests.reference.case import built
 from tests.reference.families import llama
 from tests.rehearsal.device import ELSEWHERE
 
@@ -88,7 +89,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "experts": _mixtral,
     "cross-attention": lambda: _of(FAMILIES["bart-decoder"].build()),
     "vision": lambda: _of(FAMILIES["vit"].build()),
-    "windows": lambda: Subject(build("SwinModel", **SWIN | ONE_STAGE).requires_grad_(False), image(12)),
+    "windows": lambda: Subject(built("SwinModel", "eager", **SWIN | ONE_STAGE).requires_grad_(False), image(12)),
     "speech": lambda: _of(FAMILIES["wav2vec2"].build()),
     "torch's own": _torchs,
     "home-made": _home_made,

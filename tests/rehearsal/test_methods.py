@@ -11,7 +11,6 @@ from torch import Tensor
 import captum_vz as vz
 from captum_vz.attr import __all__ as public
 from tests.engine.compare import assert_same
-from tests.engine.parameters import sampled
 from tests.rehearsal.device import AVAILABLE, ELSEWHERE
 from tests.rehearsal.subjects import METHODS, SUBJECTS, Subject, moved, subject
 
@@ -19,9 +18,6 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this torch has no devices
 
 OTHERS = {"AttentionBlock", "LayerMaps", "LogitTerms", "MapAggregation", "MapRun", "ModelFreeAttribution", "Wanted"}
 PAIRS = [(family, method) for family in SUBJECTS for method in METHODS]
-QUICK = [("encoder", method) for method in METHODS if "cross" not in method and not method.startswith("ALTI")]
-QUICK += [(family, method) for family in SUBJECTS for method in ("ValueZeroing, one row", "LayerAttentionNorm")]
-QUICK += [("decoder", "ALTI"), ("decoder", "ALTILogit"), ("cross-attention", "ValueZeroing, cross")]
 
 
 def answer(method: str, one: Subject) -> list[Tensor] | str:
@@ -35,7 +31,7 @@ def answer(method: str, one: Subject) -> list[Tensor] | str:
     return found if isinstance(found, list) else [found]
 
 
-@pytest.mark.parametrize(("family", "method"), sampled(PAIRS, *QUICK))
+@pytest.mark.parametrize(("family", "method"), PAIRS)
 def test_methods_on_another_device(family: str, method: str) -> None:
     here = subject(family)
     expected, found = answer(method, here), answer(method, here.elsewhere())

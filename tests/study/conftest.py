@@ -72,8 +72,3 @@ def own_names() -> Iterator[None]:
     for registry, known in zip(registered, before, strict=True):
         registry.clear()
         registry.update(known)
-
-
-@pytest.fixture
-def fold_for_anything() -> None:
-    """Not in studies, because other processes, which no fixture reaches, must give the same numbers to the last bit."""

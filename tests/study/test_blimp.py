@@ -96,12 +96,9 @@ def test_unclear_cue_stays_empty(paradigm: str, changed: Record) -> None:
     assert find_cue(found | changed) == []
 
 
-def test_unclear_number_is_none() -> None:
+def test_unclear_number_and_unknown_paradigm() -> None:
     assert number({"good": "mice", "bad": "cheese"}) is None
     assert number({"good": "is", "bad": "was"}) is None
-
-
-def test_paradigm_without_rule_refused() -> None:
     with pytest.raises(ValueError, match="no rule for the cues of 'wh_island', only for anaphor_number_agreement"):
         find_cue({"UID": "wh_island", "masked": "Who [MASK]?", "target": 1})
 
@@ -126,9 +123,6 @@ def test_held_out_records_become_examples(folder: Path) -> None:
             assert (list(example.cue), example.label) == (find_cue(record), number(record))
             assert (example.good, example.bad) == (record["good"], record["bad"])
     assert blimp_examples(str(folder)) == list(examples.values())
-
-
-def test_singular_verbs_reduced_to_plural_number(folder: Path) -> None:
     halves = held_out(folder)[PLURAL]
     before = Counter(number(record) for record in halves)
     after = Counter(example.label for example in blimp_examples(folder) if example.group == PLURAL)

@@ -99,15 +99,6 @@ def test_bad_command_gives_one_line(
     assert told in refused(capsys, "study", *arguments)
 
 
-def test_interrupt_says_how_to_continue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("captum_vz.cli.study.run_study", stopped)
-    assert main(["study", "--grammar", "2", "--folder", "s"]) == 130
-    assert capsys.readouterr() == ("", "captum-vz: stopped. The same command continues from here.\n")
-
-
 def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl("bad.jsonl", [Example(str(i), ("hats", "[MASK]"), 7) for i in range(3)])
     options = ["study", "--jsonl", "bad.jsonl", "--folder", "s", "--methods", "random", "--quiet"]

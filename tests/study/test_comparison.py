@@ -1,4 +1,4 @@
-"""One text, many methods, one table: the numbers equal those of the classes, and the table can be exported."""
+"""The registry, and one text by many methods: numbers equal those of the classes, and tables are exported."""
 
 import csv
 import io
@@ -10,36 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import InputXGradient
-from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+from captum.attr import InputXGradient, IntegratedGradients, ShapleyValueSampling
+from torch import Tensor
+from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel
 
-from captum_vz import (
-    ALTI,
-    ALTILogit,
-    AttentionFlow,
-    AttentionRollout,
-    GlobEnc,
-    HiddenTokenAttribution,
-    LayerALTI,
-    LayerAttention,
-    LayerAttentionGradient,
-    LayerAttentionNorm,
-    PositionAttribution,
-    RandomAttribution,
-    Rollout,
-    TokenAttribution,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-    find_layers,
-)
+import captum_vz as vz
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
+from captum_vz.methods import Question
 from captum_vz.metrics import kendall
 from captum_vz.result import Explanation
-from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, Batch, Example, compare, value_patching
+from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, Example, compare, value_patching
 from captum_vz.study.comparison import truth_of
-from captum_vz.subjects import text_subject_of
+from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
@@ -49,51 +32,51 @@ from tests.study.conftest import Decoder, Shipped
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
 LAYER_METHODS = {
-    "value-zeroing": ValueZeroing,
-    "attention": LayerAttention,
-    "attention-norm": LayerAttentionNorm,
-    "globenc-layer": partial(LayerAttentionNorm, include="encoder"),
-    "alti-layer": LayerALTI,
+    "value-zeroing": vz.ValueZeroing,
+    "attention": vz.LayerAttention,
+    "attention-norm": vz.LayerAttentionNorm,
+    "globenc-layer": partial(vz.LayerAttentionNorm, include="encoder"),
+    "alti-layer": vz.LayerALTI,
 }
 ROLLED_OUT = {
-    "value-zeroing-rollout": partial(ValueZeroingRollout, residual=0.5),
-    "attention-rollout": AttentionRollout,
-    "globenc": GlobEnc,
-    "alti": ALTI,
-    "value-zeroing-rollout-paper": ValueZeroingRollout,
-    "attention-rollout-paper": partial(AttentionRollout, residual=None),
-    "attention-norm-rollout": lambda model, layers: Rollout(LayerAttentionNorm(model, layers), residual=0.5),
+    "value-zeroing-rollout": partial(vz.ValueZeroingRollout, residual=0.5),
+    "attention-rollout": vz.AttentionRollout,
+    "globenc": vz.GlobEnc,
+    "alti": vz.ALTI,
+    "value-zeroing-rollout-paper": vz.ValueZeroingRollout,
+    "attention-rollout-paper": partial(vz.AttentionRollout, residual=None),
+    "attention-norm-rollout": lambda model, layers: vz.Rollout(vz.LayerAttentionNorm(model, layers), residual=0.5),
 }
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
 def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     model, tokenizer = shipped
-    layers = find_layers(model)
+    layers = vz.find_layers(model)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     expected = {name: kind(model, layers[layer]).attribute(inputs, token=MASK) for name, kind in LAYER_METHODS.items()}
     upto = layers if layer == -1 else layers[: layer + 1]
     expected |= {name: kind(model, upto).attribute(inputs, token=MASK) for name, kind in ROLLED_OUT.items()}
-    expected["attention-flow"] = AttentionFlow(model, layers).attribute(inputs, token=MASK)
-    expected["random"] = RandomAttribution().attribute(inputs, token=MASK)
-    expected["position"] = PositionAttribution().attribute(inputs, token=MASK)
+    expected["attention-flow"] = vz.AttentionFlow(model, layers).attribute(inputs, token=MASK)
+    expected["random"] = vz.RandomAttribution().attribute(inputs, token=MASK)
+    expected["position"] = vz.PositionAttribution().attribute(inputs, token=MASK)
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
     for name, reduce in (("input-x-gradient", "sum"), ("input-x-gradient-l2", "l2")):
-        gradients = TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
+        gradients = vz.TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
         amounts = gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong))
         expected[name] = normalize_rows(amounts.abs())
     if layer == 1:
-        hidden = HiddenTokenAttribution(model, layers[layer], probes=64)
+        hidden = vz.HiddenTokenAttribution(model, layers[layer], probes=64)
         expected["hidden-token-attribution"] = hidden.attribute(inputs, token=MASK)
 
     def choice(output: Any) -> torch.Tensor:
         difference: torch.Tensor = output.logits[:, MASK, right] - output.logits[:, MASK, wrong]
         return difference
 
-    by_gradient = LayerAttentionGradient(model, layers[layer])
+    by_gradient = vz.LayerAttentionGradient(model, layers[layer])
     expected["attention-gradient"] = by_gradient.attribute(inputs, (MASK, right), foil=(MASK, wrong), token=MASK)
     for name, zeroed in {"value-zeroing-effect": layers, "value-zeroing-effect-layer": layers[layer]}.items():
-        expected[name] = normalize_rows(ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
+        expected[name] = normalize_rows(vz.ValueZeroingEffect(model, zeroed).attribute(inputs, target=choice).abs())
     table = compare((model, tokenizer), SENTENCE, list(expected), layer=layer, target="are", foil="is")
     assert table.tokens == inputs.tokens()
     assert (table.token, table.layer, table.refused) == (MASK, layer % 4, {})
@@ -103,18 +86,6 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     for column in table.shares.values():
         assert column.min() >= 0
         assert column.sum() == pytest.approx(1)
-
-
-def test_alti_logit_explains_choice_of_decoder(shipped: Shipped) -> None:
-    model, tokenizer = load_model("causal")
-    text = "the pictures of some hat"
-    table = compare((model, tokenizer), text, "alti-logit", "are", foil="is")
-    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    inputs = prepare_text(model, tokenizer, text).inputs
-    added = ALTILogit(model, find_layers(model)).attribute(inputs, target=(-1, right), foil=(-1, wrong))
-    torch.testing.assert_close(table.shares["alti-logit"], normalize_rows(added.abs())[0].double())
-    with pytest.raises(RefusedError, match="post-norm"):
-        compare(shipped, SENTENCE, "alti-logit")
 
 
 def test_error_of_a_method_or_a_model_is_raised(shipped: Shipped) -> None:
@@ -152,44 +123,24 @@ def test_decoder_explained_at_last_token(decoder: Decoder) -> None:
         compare((model, tokenizer), "some hat is small.", "globenc")
 
 
-def test_encoding_and_headless_encoder_accepted(shipped: Shipped) -> None:
+def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     _, tokenizer = shipped
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
-    model = BertModel(config).eval()
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model: Any = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
     table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
-    assert list(table.shares) == ["alti", "value-zeroing"]
     torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
     with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
         compare((model, tokenizer), SENTENCE, "saliency")
-
-
-def test_each_run_is_a_layer(shipped: Shipped) -> None:
-    _, tokenizer = shipped
-    config = AlbertConfig(
-        vocab_size=len(tokenizer),
-        embedding_size=8,
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    model = AlbertModel(config).eval()
+    size = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = AlbertModel(AlbertConfig(vocab_size=len(tokenizer), intermediate_size=16, **size)).eval()
     table = compare((model, tokenizer), SENTENCE, ["attention", "attention-rollout"])
     assert table.layer == 2
-    expected = AttentionRollout(model, find_layers(model)).attribute(tokenizer(SENTENCE, return_tensors="pt"), token=6)
+    expected = vz.AttentionRollout(model, vz.find_layers(model)).attribute(
+        tokenizer(SENTENCE, return_tensors="pt"), token=6
+    )
     torch.testing.assert_close(table.shares["attention-rollout"], expected[0].double())
     with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
         compare((model, tokenizer), SENTENCE, "attention", layer=3)
-
-
-def test_encoder_of_seq2seq_is_explained(shipped: Shipped) -> None:
-    _, tokenizer = shipped
-    config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
-    config.decoder_start_token_id = 0
-    table = compare((T5ForConditionalGeneration(config).eval(), tokenizer), SENTENCE, "value-zeroing", token="hat")
-    assert table.shares["value-zeroing"].shape == (11,)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +314,63 @@ def test_truth_is_shown_and_exported(table: Explanation) -> None:
     assert labels == ["blanking out", "value-zeroing, layer 3", "alti, layers 0 to 3"]
 
 
-def test_scope_says_the_residual(shipped: Shipped) -> None:
-    given: dict[str, Any] = {"class": ValueZeroingRollout, "object": AttentionRollout(shipped[0])}
-    scopes = compare(shipped, SENTENCE, given).scopes
-    assert scopes == {"class": "layers 0 to 3, no residual", "object": "layers 0 to 3, residual 0.5"}
+# The registry
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("value-zeroing", "layer 2"),
+        ("alti", "layers 0 to 2"),
+        ("value-zeroing-rollout", "layers 0 to 2, residual 0.5"),
+        ("value-zeroing-rollout-paper", "layers 0 to 2, no residual"),
+        ("attention-flow", "all layers, residual 0.5"),
+        ("value-zeroing-effect", ""),
+        ("value-zeroing-effect-layer", "layer 2"),
+        ("integrated-gradients", ""),
+        ("random", ""),
+    ],
+)
+def test_scope_names_the_layers_shown(name: str, scope: str) -> None:
+    assert METHODS[name].scope(2) == scope
+
+
+def test_maps_are_computed_once(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = shipped
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    subject, question = Subject(model, model, vz.find_layers(model), tokenizer), Question(inputs, 6)
+    METHODS["attention-rollout"].scores(subject, question)
+    monkeypatch.setattr(vz.LayerAttention, "attribute", None)
+    monkeypatch.setattr(vz.LayerAttention, "run", None)  # so there is no other pass
+    whole = METHODS["attention"].layer_maps(subject, replace(question, token=3))
+    torch.testing.assert_close(METHODS["attention"].scores(subject, question)[1], whole[1][0, 6])
+
+
+KINDS = {
+    "value-zeroing-shapley": (ShapleyValueSampling, {"n_samples": 5}),
+    "value-zeroing-integrated": (IntegratedGradients, {"n_steps": 8}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gated_rows_are_captums(name: str, shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option, count in KINDS[name][1].items():
+        monkeypatch.setitem(METHODS[name].options, option, count)  # type: ignore[arg-type]  # it is a dict
+    model, tokenizer = shipped
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
+    gated, (kind, options) = vz.ValueGates(model, vz.find_layers(model)), KINDS[name]
+
+    def choice(gates: Tensor) -> Tensor:
+        logits = gated(gates, inputs)[:, 6]
+        return logits[:, right] - logits[:, wrong]
+
+    before = torch.get_rng_state()
+    found = compare((model, tokenizer), SENTENCE, name, target="are", foil="is").shares[name]
+    again = compare((model, tokenizer), SENTENCE, name, target="are", foil="is").shares[name]
+    assert torch.equal(found, again)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(0)
+    scores = kind(choice).attribute(torch.ones(inputs["input_ids"].shape), **options)
+    torch.testing.assert_close(found.float(), normalize_rows(scores.abs())[0].float(), rtol=1e-3, atol=1e-4)
+    assert inputs.tokens()[found.argmax()] == "pictures"

@@ -71,18 +71,6 @@ def test_processes_share_parts(number: int, examples: list[Example], reference: 
     assert sorted(name for _, names in told for name in names) == sorted(parts(tmp_path / "study"))
 
 
-def test_engine_that_does_not_fit_refused(
-    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ArgumentError, match="engine is 'spark': pass one of 'local', 'accelerate', 'ray'"):
-        study(tmp_path / "s", examples, engine="spark")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for engine in ("local", "ray"):
-        with pytest.raises(ArgumentError, match=f"engine is '{engine}', but 2 processes were launched: pass 'acc"):
-            study(tmp_path / "s", examples, engine=engine)
-    assert not (tmp_path / "s").exists()
-
-
 LAUNCHERS = {
     "torch.distributed.run": "--standalone --nproc-per-node 2",
     "accelerate.commands.launch": "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
@@ -230,8 +218,17 @@ def test_each_process_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_device() == torch.device("cpu")
 
 
-def test_ray_that_is_missing_is_named(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_does_not_fit_refused(
+    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs ray.*pip install \"captum-vz\[ray\]\""):
-        study(tmp_path / "s", examples, engine="ray")
-    assert json.loads((tmp_path / "s" / "study.json").read_text())["models"] == ["agreement"]
+        study(tmp_path / "t", examples, engine="ray")
+    assert json.loads((tmp_path / "t" / "study.json").read_text())["models"] == ["agreement"]
+    with pytest.raises(ArgumentError, match="engine is 'spark': pass one of 'local', 'accelerate', 'ray'"):
+        study(tmp_path / "s", examples, engine="spark")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for engine in ("local", "ray"):
+        with pytest.raises(ArgumentError, match=f"engine is '{engine}', but 2 processes were launched: pass 'acc"):
+            study(tmp_path / "s", examples, engine=engine)
+    assert not (tmp_path / "s").exists()

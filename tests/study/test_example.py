@@ -1,15 +1,27 @@
-"""Examples: their fields, their files, and their records in the testbed."""
+"""Examples: their fields, their files, tables of other libraries, and their tokens."""
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
+from transformers import RobertaConfig, RobertaModel
 
-from captum_vz.study import Example, read_csv, read_jsonl, write_jsonl
+from captum_vz.errors import ArgumentError
+from captum_vz.study import BadExampleError, Example, Study, encode, read_csv, read_jsonl, write_jsonl
+from captum_vz.study.examples import as_examples
+from captum_vz.subjects.heads import max_tokens
 from captum_vz.testbed import agreement_sentences
+from captum_vz.text import encode_record, form_ids
+from tests.study.conftest import Decoder, Shipped
+from tests.study.test_run import study
+from tests.view.pages import missing
 
 RECORDS = agreement_sentences(10, seed=2)
 WUGS = {"tokens": ["the", "wugs", "[MASK]", "nice."], "target": 2, "cue": [1]}
@@ -34,7 +46,7 @@ def test_jsonl_of_other_programs_is_read(tmp_path: Path) -> None:
     assert third == Example.from_record(RECORDS[0], id=f"{RECORDS[0]['UID']} 5")
 
 
-def test_numpy_and_table_values_accepted() -> None:
+def test_tables_become_examples(examples: list[Example]) -> None:
     fields = Example.from_record(RECORDS[0]).to_dict()
     as_arrays = fields | {
         "words": np.array(fields["words"], dtype=object),
@@ -44,6 +56,11 @@ def test_numpy_and_table_values_accepted() -> None:
         "good": np.str_(fields["good"]),
     }
     assert Example.from_dict(as_arrays) == replace(Example.from_record(RECORDS[0]), label=None)
+    table = pa.Table.from_pylist([example.to_dict() for example in examples])
+    assert as_examples(table) == examples
+    assert as_examples(example.to_dict() for example in examples) == examples
+    found = as_examples([{"words": ["a"], "target": 0, "group": "g"}, {"words": ["a"], "target": 0, "id": "mine"}])
+    assert [example.id for example in found] == ["g 1", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -96,3 +113,131 @@ def test_bad_csv_names_its_line(lines: str, complaint: str, tmp_path: Path) -> N
     (tmp_path / "my.csv").write_text(lines)
     with pytest.raises(ValueError, match=complaint):
         read_csv(tmp_path / "my.csv")
+
+
+# Tables of other libraries
+
+
+@pytest.fixture(scope="module")
+def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return study(tmp_path_factory.mktemp("reference") / "study", examples)
+
+
+def test_rows_as_a_table_of_pyarrow(reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = reference.to_arrow()
+    rows = reference.rows()
+    assert table.column_names == list(rows.columns)
+    assert table.schema.field("layer").type == pa.int32()
+    whole = dict.fromkeys(("layer", "deciding", "target"), "Int64")
+    pd.testing.assert_frame_equal(table.to_pandas().astype(whole), rows)
+    some = reference.to_arrow(["model", "cue_dot"])
+    assert some.to_pydict() == reference.rows(["model", "cue_dot"]).to_dict("list")
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"to_dataset needs datasets.*captum-vz\[datasets\]"):
+        reference.to_dataset()
+
+
+def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None:
+    if find_spec("datasets") is None:
+        missing('datasets is not installed: pip install -e ".[datasets]"')
+    from datasets import Dataset
+
+    given = Dataset.from_list([example.to_dict() for example in examples])
+    assert as_examples(given) == examples
+    assert as_examples(given.with_format("numpy")) == examples
+    found = reference.to_dataset(["example", "method", "scores"])
+    assert found[0] == {name: reference.rows()[name][0] for name in ("example", "method")} | {
+        "scores": list(reference.rows()["scores"][0])
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("sentence", "examples is of type str: pass a list of Example objects"),
+        ({"tokens": []}, "examples is of type dict"),
+        (3, "examples is of type int"),
+        (["sentence"], "example 1 is of type str: pass an Example or a dictionary"),
+        ([{"words": ["a"], "target": 0}, {"words": ["a"]}], "example 2: target is None"),
+    ],
+)
+def test_other_things_refused(given: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        as_examples(given)
+
+
+# From words to tokens
+
+
+HATS = Example("wugs", ("the", "hats", "[MASK]", "nice", "."), 2, (1,), "are", "is")
+
+
+def test_example_encoded_like_its_record(shipped: Shipped, examples: list[Example]) -> None:
+    _, tokenizer = shipped
+    for example in examples:
+        encoded, record = encode(tokenizer, example), encode_record(tokenizer, example.to_record())
+        assert list(encoded.ids) == record.encoding["input_ids"][0].tolist()
+        assert (encoded.target, list(encoded.cue)) == (record.target, record.cue)
+        assert encoded.forms == form_ids(tokenizer, example.to_record())
+
+
+def test_text_ends_before_decoder_target(decoder: Decoder, shipped: Shipped) -> None:
+    _, tokenizer = decoder
+    for text in (None, "the hats [MASK] nice."):
+        encoded = encode(tokenizer, replace(HATS, text=text))
+        assert tokenizer.convert_ids_to_tokens(encoded.ids) == ["the", "hats"]
+        assert (encoded.target, encoded.cue) == (1, (1,))
+        assert encoded.forms == tuple(tokenizer.convert_tokens_to_ids(["are", "is"]))
+    assert encode(tokenizer, replace(HATS, good="exasperate")).forms is None
+    plain = replace(HATS, words=("the", "hats", "are", "nice", "."))
+    for tokenizer in (shipped[1], decoder[1]):
+        encoded = encode(tokenizer, plain)
+        assert tokenizer.convert_ids_to_tokens(encoded.ids[encoded.target]) == "are"
+        assert encoded.forms is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"target": 5}, "the target is word 5, but there are 5 words, 0 to 4"),
+        ({"target": -1}, "the target is word -1"),
+        ({"words": ()}, "there are 0 words"),
+        ({"cue": ()}, "there is no cue"),
+        ({"cue": (9,)}, "the cue is word 9: expected one of 0 to 4"),
+        ({"cue": (2,)}, "the cue is word 2: expected one of 0 to 4, but not the target, 2"),
+        ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
+        ({"bad": "are"}, "the forms 'are' and 'are' of the target are the same token"),
+        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it has no capitals
+        ({"bad": None}, "there are no forms 'good' and 'bad' of the target, which blanking out needs"),
+        ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
+        ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
+    ],
+)
+def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped) -> None:
+    with pytest.raises(BadExampleError, match=reason):
+        encode(shipped[1], replace(HATS, **changed), max_tokens=32, needs_cue=True, needs_forms=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"cue": (3,)}, "the cue is word 3, after the target"),
+        ({"target": 0, "words": ("[MASK]", "hats"), "cue": ()}, "first word"),
+    ],
+)
+def test_decoder_cannot_see_later_words(changed: dict[str, Any], reason: str, decoder: Decoder) -> None:
+    with pytest.raises(BadExampleError, match=reason):
+        encode(decoder[1], replace(HATS, **changed))
+
+
+def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = RobertaConfig(vocab_size=10, max_position_embeddings=20, pad_token_id=1, **size)
+    model, tokenizer = RobertaModel(config).eval(), decoder[1]
+    most = max_tokens(model, tokenizer)
+    assert most == 18
+    assert model(torch.full((1, 18), 5)).last_hidden_state.shape[1] == most
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        model(torch.full((1, 19), 5))
+    assert max_tokens(*decoder) == 32
+    assert max_tokens(*shipped) == shipped[0].config.max_position_embeddings

@@ -1,26 +1,32 @@
-"""Methods and metrics that users pass: classes, objects, functions, and the errors for wrong ones."""
+"""Methods and metrics that users pass: functions, objects, and every class of Captum and of this package."""
 
+import inspect
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import captum.attr
 import numpy as np
 import pytest
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, LayerGradientXActivation, Saliency
+from captum.attr import (
+    FeatureAblation,
+    InputXGradient,
+    IntegratedGradients,
+    LayerGradientXActivation,
+    NoiseTunnel,
+    Saliency,
+    TextTokenInput,
+)
 from torch import Tensor
 
-from captum_vz import (
-    AttentionRollout,
-    LayerAttention,
-    RandomAttribution,
-    ValueZeroing,
-    ValueZeroingEffect,
-    find_layers,
-)
-from captum_vz.errors import ArgumentError
+import captum_vz
+import captum_vz as vz
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.generation import LLMTokenMaps
 from captum_vz.study import (
     METHODS,
     METRICS,
@@ -29,19 +35,22 @@ from captum_vz.study import (
     Example,
     Metric,
     Scorer,
+    as_method,
+    compare,
     encode,
     register_method,
     register_metric,
 )
+from captum_vz.testbed import load_model
 from tests.study.conftest import Shipped
 
 pytestmark = pytest.mark.usefixtures("own_names", "undrawn")
 
 
 OBJECTS: dict[Any, str] = {
-    ValueZeroing: "value-zeroing",
-    AttentionRollout: "attention-rollout",
-    ValueZeroingEffect: "value-zeroing-effect",
+    vz.ValueZeroing: "value-zeroing",
+    vz.AttentionRollout: "attention-rollout",
+    vz.ValueZeroingEffect: "value-zeroing-effect",
 }
 
 
@@ -84,7 +93,7 @@ class Named:
 
 
 def built(model: Any, layers: Any) -> Named:
-    assert find_layers(model) == layers
+    assert vz.find_layers(model) == layers
     return Named()
 
 
@@ -99,15 +108,15 @@ def test_all_forms_give_the_same(method: Any, shipped: Shipped, examples: list[E
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        (ValueZeroing, "value-zeroing"),
-        (AttentionRollout, "attention-rollout"),
-        (RandomAttribution, "random"),
-        (ValueZeroingEffect, "value-zeroing-effect"),
+        (vz.ValueZeroing, "value-zeroing"),
+        (vz.AttentionRollout, "attention-rollout"),
+        (vz.RandomAttribution, "random"),
+        (vz.ValueZeroingEffect, "value-zeroing-effect"),
         (Saliency, "saliency"),
         (InputXGradient, "input-x-gradient"),
-        (partial(LayerAttention), "attention"),
+        (partial(vz.LayerAttention), "attention"),
         (METHODS["attention"], "attention"),
-        *((lambda model, kind=kind: kind(model, find_layers(model)), name) for kind, name in OBJECTS.items()),
+        *((lambda model, kind=kind: kind(model, vz.find_layers(model)), name) for kind, name in OBJECTS.items()),
     ],
 )
 def test_classes_and_objects_equal_the_registry(
@@ -235,12 +244,16 @@ def test_wrong_metric_is_an_error(values: Any, came: str, shipped: Shipped, exam
         raise AssertionError(rows[1]["skipped"])
 
 
-def test_registered_names_are_taken(shipped: Shipped, examples: list[Example]) -> None:
+def test_registered_names_are_unique(shipped: Shipped, examples: list[Example]) -> None:
     register_method("mine", uneven, title="my own")
     register_metric("largest", largest)
     register_method("mine", uneven)  # a notebook's cell runs twice
     (row,) = Scorer(*shipped, ["mine"], ["largest"]).score(examples[:1])
     assert row["largest"] == max(row["scores"])
+    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
+        Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
+    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
+        Scorer(*shipped, {"random": uneven}, "cue_dot")
 
 
 @pytest.mark.parametrize(
@@ -258,17 +271,109 @@ def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> No
         use()
 
 
-def test_names_are_unique(shipped: Shipped) -> None:
-    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
-        Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
-    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
-        Scorer(*shipped, {"random": uneven}, "cue_dot")
-
-
 def test_object_of_another_model_refused(shipped: Shipped, examples: list[Example]) -> None:
     model, _ = shipped
     other = type(model)(model.config).eval()
-    rows = scored(shipped, examples[:1], ValueZeroing(other, find_layers(other)))
+    rows = scored(shipped, examples[:1], vz.ValueZeroing(other, vz.find_layers(other)))
     assert "the object was made for another model (BertForMaskedLM): pass its class" in rows[0]["skipped"]
     bound = IntegratedGradients(other)
     assert "was made for another model" in scored(shipped, examples[:1], bound)[0]["skipped"]
+
+
+# Classes
+
+
+CLASSES: dict[str, Any] = {
+    name: kind
+    for package in (captum.attr, captum_vz)
+    for name, kind in ((name, getattr(package, name)) for name in package.__all__)
+    if inspect.isclass(kind)
+}
+TEXT = "some hat [MASK]."
+
+
+def refusal(make: Callable[[], Any]) -> str | None:
+    """What an error says; None without an error."""
+    try:
+        make()
+    except ArgumentError as error:
+        return str(error)
+    return None
+
+
+#: Classes that refuse the masked model, the causal model, or one example, with what they say.
+REFUSED = {
+    "LRP": "LRP of Captum does not take this model",
+    "DeepLiftShap": "DeepLiftShap of Captum does not take this model",
+    "FeaturePermutation": "FeaturePermutation exchanges tokens between examples",
+    "ALTIPlus": "ALTI Plus takes the layers of an encoder",
+}
+OF_MASKED = REFUSED | {"ALTILogit": "The layer BertLayer norms the sum"}
+OF_CAUSAL = REFUSED | {"GlobEnc": "The layer LlamaDecoderLayer norms the attention's input"}
+TAKEN = [name for name, kind in CLASSES.items() if refusal(partial(as_method, kind)) is None]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_class_is_taken_or_refused_by_name(name: str) -> None:
+    told = refusal(lambda: as_method(CLASSES[name]))
+    assert told is None or name in told
+
+
+def test_most_classes_of_inputs_are_taken() -> None:
+    taken = set(TAKEN)
+    assert {"IntegratedGradients", "Saliency", "Lime", "ShapleyValueSampling", "Occlusion"} < taken
+    assert {"ValueZeroing", "ValueZeroingEffect", "AttentionRollout", "ALTI"} < taken
+    of_layers = {name for name in captum.attr.__all__ if name.startswith(("Layer", "Neuron"))}
+    assert taken.isdisjoint({*of_layers, "NoiseTunnel", "LLMAttribution", "LimeBase", "DataLoaderAttribution", "Count"})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
+    model, tokenizer = load_model()
+    with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
+        assert vz.explain(model, TEXT, tokenizer=tokenizer, method=CLASSES[name]).scores.isfinite().all()
+    with pytest.raises(RefusedError, match=OF_MASKED[name]) if name in OF_MASKED else nullcontext():
+        shares = compare((model, tokenizer), TEXT, [CLASSES[name]]).shares[name]
+        assert shares.sum().item() == pytest.approx(1)
+    causal, of_causal = load_model("causal")
+    maps = LLMTokenMaps(CLASSES[name], of_causal, model=causal)
+    with pytest.raises(RefusedError, match=OF_CAUSAL[name]) if name in OF_CAUSAL else nullcontext():
+        found = maps.attribute(TextTokenInput("some hat", of_causal), target="is nice").token_attr
+        assert found.isfinite().all()
+        assert found.count_nonzero() > 1
+
+
+def test_wrapper_runs_as_an_object() -> None:
+    """What the error advises. Without noise, the tunnel changes nothing."""
+    model, tokenizer = load_model()
+    quiet = vz.TokenAttribution(model, lambda run: Quiet(Saliency(run)), tokenizer)
+    plain = vz.TokenAttribution(model, Saliency, tokenizer)
+    found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
+    assert torch.allclose(found, expected, atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
+        compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})
+
+
+class Quiet(NoiseTunnel):
+    def attribute(self, inputs: Any, **options: Any) -> Any:
+        return super().attribute(inputs, nt_samples=2, stdevs=0.0, **options)
+
+
+@pytest.mark.parametrize("kind", [FeatureAblation, Saliency, captum.attr.IntegratedGradients])
+def test_object_of_captum_on_a_model(kind: Any) -> None:
+    model, tokenizer = load_model()
+    with pytest.raises(ArgumentError, match=rf"{kind.__name__} of Captum fails on token ids .*Pass its class"):
+        vz.explain(model, TEXT, tokenizer=tokenizer, method=kind(model))
+
+
+def no_arguments() -> None: ...
+
+
+def three_arguments(model: Any, layers: Any, more: Any) -> None: ...
+
+
+@pytest.mark.parametrize("function", [no_arguments, three_arguments])
+def test_function_with_other_arguments(function: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"{function.__name__}\(.*pass a function of one argument, a Batch"):
+        as_method(function)

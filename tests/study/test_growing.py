@@ -1,8 +1,11 @@
-"""A study that grows: only what is new is computed, and the result is that of one start."""
+"""A study that grows: only what is new, or of other code, is computed, and the result is that of one start."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method
+from captum_vz.study import METHODS as REGISTRY
+from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method, load_plugin
 from captum_vz.study import run as work
+from captum_vz.study.folder import code_identity
 from tests.study.conftest import Shipped, without_drawing
 from tests.study.test_run import in_a_process, parts
 from tests.study.test_run import study as any_study
@@ -217,3 +222,78 @@ def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shippe
     counts = found.summary.query("group == 'all'").groupby(["model", "metric"])["examples"].max()
     assert counts["headless", "blank_out"] == 0 < counts["headless", "cue_dot"] == counts["agreement", "cue_dot"]
     assert "headless, blank_out: 10 examples skipped (BertModel has no head that predicts words)" in str(found)
+
+
+# The identity of code
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (partial(int, base=1), partial(int, base=2)),
+        (partial(int, torch.zeros(3)), partial(int, torch.ones(3))),
+        (lambda: 1, lambda: 2),
+    ],
+)
+def test_different_code_has_different_identities(one: Any, other: Any) -> None:
+    assert code_identity(one) == code_identity(one)
+    assert code_identity(one) != code_identity(other)
+
+
+#: Plugins that define `mine`, a method. The number in the place of NUMBER decides its scores.
+PLUGINS = {
+    "data": "W = [NUMBER]\ndef mine(batch): return W[0]",
+    "partial": "def f(k, batch): return k\nmine = partial(f, NUMBER)",
+    "base class": "class B:\n    def attribute(self): return NUMBER\nclass C(B): pass\nmine = C()",
+    "slots": (
+        "class C:\n    __slots__ = 'k'\n    def __init__(self, k): self.k = k\n    def attribute(self): return self.k\n"
+        "mine = C(NUMBER)"
+    ),
+    "decorated": "def f(): return NUMBER\n@torch.no_grad()\ndef mine(batch): return f()",
+    "cache": "def f(): return NUMBER\n@cache\ndef mine(batch): return f()",
+    "module": (
+        "class M(torch.nn.Module):\n    def __init__(self, k):\n        super().__init__()\n        self.k = k\n"
+        "def make(m):\n    return lambda batch: m\nmine = make(M(NUMBER))"
+    ),
+}
+
+
+def identity_of(source: str, folder: Path) -> str:
+    path = folder / "mine.py"
+    path.write_text(
+        "from functools import *\nimport numpy as np\nimport torch\nfrom captum_vz.study import register_method\n"
+        f"{source}\nregister_method('mine', mine)\n"
+    )
+    load_plugin(path)
+    method = REGISTRY.pop("mine")
+    return code_identity(method.source)
+
+
+@pytest.fixture(autouse=True)
+def bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may keep compiled files, and takes one of the same length and second for the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_changed_plugin_has_another_identity(kind: str, tmp_path: Path) -> None:
+    first, again, other = (identity_of(PLUGINS[kind].replace("NUMBER", number), tmp_path) for number in "778")
+    assert first == again
+    assert first != other
+
+
+def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """`inspect` looks for a class in the file of its module."""
+    kinds = []
+    for number in (7, 8):
+        path = tmp_path / str(number) / "mine.py"
+        path.parent.mkdir()
+        path.write_text(
+            f"from captum_vz.study import register_method\nclass C:\n    def attribute(self, inputs): return {number}\n"
+            "register_method('mine', C)\n"
+        )
+        load_plugin(path)
+        kinds.append(REGISTRY.pop("mine").source)
+    for kind, number in zip(kinds, (7, 8), strict=True):
+        assert f"return {number}" in getsource(kind)
+    assert len({code_identity(kind).split()[-1] for kind in kinds}) == 2

@@ -137,7 +137,7 @@ def test_states_equal_plain_hooks(doubles: dict[str, tuple[Any, Any]], name: str
         assert whole.falls[0].sum() == pytest.approx(whole.difference - whole.other)
 
 
-def test_small_differences_have_no_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
+def test_sentences_without_a_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
     """Of an untrained model the two forms are about as likely."""
     model, tokenizer = doubles["agreement"]
     untrained = type(model)(model.config).double().eval()
@@ -145,19 +145,12 @@ def test_small_differences_have_no_truth(doubles: dict[str, tuple[Any, Any]]) ->
     assert abs(found.difference) < 1
     assert found.falls.isfinite().all()
     assert found.shares.isnan().all()
-
-
-def test_sentences_of_other_lengths_are_refused(doubles: dict[str, tuple[Any, Any]]) -> None:
-    model, tokenizer = doubles["agreement"]
     example = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is", other_cue=("hatgzq",))
     with pytest.raises(BadExampleError, match="has 6 tokens, and 9 with the other cue: patching needs equally many"):
         value_patching(model, tokenizer, example)
     without = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
     with pytest.raises(BadExampleError, match="other_cue has 0 words, and the cue 1"):
         activation_patching(model, tokenizer, without)
-
-
-def test_counterpart_keeps_the_text() -> None:
     example = Example(
         "1", ("The", "hats", ",", "[MASK]"), 3, (1,), "are", "is", text="The hats, [MASK]", other_cue=("hat",)
     )

@@ -191,16 +191,13 @@ def test_killed_before_rename_continues(bad: list[Example], reference: Study, tm
     assert parts(folder) == before
 
 
-def test_finished_study_computes_nothing(bad: list[Example], reference: Study) -> None:
+def test_finished_study_computes_nothing(bad: list[Example], reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     def never() -> Any:
         raise AssertionError("loaded")
 
     before = parts(reference.folder)
     study(reference.folder, bad, {"agreement": never})
     assert parts(reference.folder) == before
-
-
-def test_other_version_refused(bad: list[Example], reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captum_vz.study.folder.__version__", "9")
     with pytest.raises(ValueError, match=r"holds a study of captum_vz .*, and this is 9: pass another"):
         study(reference.folder, bad)
@@ -222,12 +219,9 @@ def test_bad_study_refused(passed: dict[str, Any], complaint: str, bad: list[Exa
     assert not (tmp_path / "study").exists()
 
 
-def test_repeated_ids_refused(bad: list[Example], tmp_path: Path) -> None:
+def test_studies_that_do_not_fit_are_refused(bad: list[Example], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ids are used by several examples, such as 'anaphor 0'"):
         study(tmp_path, [*bad, bad[0]])
-
-
-def test_group_called_all_refused(bad: list[Example], tmp_path: Path) -> None:
     mixed = [replace(bad[0], group="all"), *bad[1:]]
     with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
         study(tmp_path / "s", mixed)

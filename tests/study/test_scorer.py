@@ -6,15 +6,20 @@ import textwrap
 from dataclasses import replace
 from importlib.util import find_spec
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
-from captum_vz.errors import RefusedError
-from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Example, Scorer, as_method
+from captum_vz import explain
+from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.functional import deciding_layer
+from captum_vz.study import DEFAULT_METHODS, METHODS, Batch, Example, Scorer, as_method, run_study
 from captum_vz.study.scoring.scorer import COLUMNS
+from captum_vz.testbed import agreement_sentences, load_model
 from captum_vz.text import encode_record
 from tests.study.conftest import Decoder, Shipped
 from tests.view.pages import missing
@@ -157,3 +162,102 @@ def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Examp
 def test_unknown_names_refused(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:
     with pytest.raises(ValueError, match=complaint):
         Scorer(*decoder, **passed)
+
+
+# Batches
+
+
+WORDS = ("the", "pictures", "of", "some", "hat", "near", "the", "birds")
+
+
+@pytest.fixture(scope="module")
+def ragged() -> list[Example]:
+    """24 sentences of 2 to 9 words."""
+    found = []
+    for number in range(24):
+        words = ("hats", *WORDS[: number % 8], "[MASK]")
+        found.append(Example(str(number), words, len(words) - 1, (0,), "are", "is"))
+    return found
+
+
+class Watched:
+    """Equal scores, and the shapes of the batches. Batches of more than `most` tokens run out of memory."""
+
+    def __init__(self, most: int = 10**9, error: type[Exception] = torch.OutOfMemoryError) -> None:
+        self.most = most
+        self.error = error
+        self.seen: list[tuple[int, int]] = []
+
+    def rows(self, batch: Batch) -> Tensor:
+        mask = batch.inputs["attention_mask"]
+        self.seen.append((mask.shape[0], mask.shape[1]))
+        if mask.numel() > self.most:
+            raise self.error("no room")
+        return mask
+
+
+def scored(loaded: Shipped, examples: list[Example], watched: Watched, **options: Any) -> list[dict[str, Any]]:
+    return Scorer(*loaded, {"watched": watched.rows}, "cue_dot", **options).score(examples)
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 64, 10**6])
+def test_batches_are_filled_by_tokens(tokens: int, shipped: Shipped, ragged: list[Example]) -> None:
+    watched = Watched()
+    rows = scored(shipped, ragged, watched, batch_tokens=tokens)
+    assert [row["example"] for row in rows] == [example.id for example in ragged]
+    assert all(count * length <= tokens or count == 1 for count, length in watched.seen)
+    assert sum(count for count, _ in watched.seen) == 24
+    if tokens == 64:  # no two neighbours would have fitted together
+        pairs = zip(watched.seen, watched.seen[1:], strict=False)
+        assert all((one[0] + 1) * other[1] > tokens or (one[0] + 1) * one[1] > tokens for one, other in pairs)
+
+
+def test_batch_without_memory_is_halved(shipped: Shipped, ragged: list[Example]) -> None:
+    watched = Watched(most=60)
+    rows = scored(shipped, ragged, watched)
+    assert len(rows) == 24
+    assert all(row["skipped"] is None for row in rows)
+    sizes = [count * length for count, length in watched.seen]
+    failed = [place for place, size in enumerate(sizes) if size > 60]
+    assert 1 <= len(failed) <= 3  # 24, 12 and 6 sentences
+    assert failed == list(range(len(failed)))  # later batches fit at once
+    assert len(sizes) < 12
+    watched = Watched(most=10, error=KeyError)
+    scored(shipped, ragged, watched)
+    assert len(watched.seen) == 1 + 24
+
+
+# The layer that decides
+
+
+DECIDING = ["value-zeroing", "value-zeroing:deciding", "decision"]
+EXAMPLES = [Example.from_record(one) for one in agreement_sentences(3, seed=4, paradigm="relational_noun")]
+
+
+@pytest.mark.parametrize("name", ["agreement", "causal"])
+def test_rows_are_those_of_the_chosen_layers(name: str) -> None:
+    loaded = load_model(name)
+    rows = Scorer(*loaded, DECIDING, "cue_dot").score(EXAMPLES)
+    for example in EXAMPLES:
+        of = [[row for row in rows if (row["example"], row["method"]) == (example.id, method)] for method in DECIDING]
+        (decided,), (decision,) = of[1:]
+        layers = torch.tensor([row["scores"] for row in of[0]])
+        layer, _ = deciding_layer(layers, torch.tensor(decision["scores"]), decided["target"])
+        assert (decided["layer"], decided["deciding"], decision["deciding"]) == (None, layer, None)
+        assert decided["scores"] == pytest.approx(layers[layer].tolist())
+        text = example.text or " ".join(example.words)
+        text = text[: text.index("[MASK]")].rstrip() if name == "causal" else text
+        found = explain(loaded, text, method="value-zeroing", target=example.good, foil=example.bad, layer="deciding")
+        assert found.layer == layer
+
+
+def test_study_keeps_and_tells_the_layers(tmp_path: Path) -> None:
+    study = run_study("causal", EXAMPLES, tmp_path, DECIDING, "cue_dot", quiet=True, resamples=9)
+    layers = study.rows(["method", "deciding"]).query("method == 'value-zeroing:deciding'")["deciding"]
+    assert layers.notna().all()
+    told = next(line for line in study.lines() if line.startswith("causal, value-zeroing:deciding: layer"))
+    often = f"s {layers.min()} to {layers.max()}, most often {layers.mode()[0]} (in "
+    assert (often if layers.nunique() > 1 else f" {layers.iloc[0]}") in told
+    assert set(study.summary.query("method == 'value-zeroing:deciding'")["examples"]) >= {len(EXAMPLES)}
+    with pytest.raises(ArgumentError, match=r"methods is .*: pass some of .*value-zeroing:deciding"):
+        Scorer(*load_model(), ["value-zeroing-rollout:deciding"], "cue_dot")

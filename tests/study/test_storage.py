@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captum_vz._files import TEMPORARY, remove_temporary, safe_name, write_whole
 from captum_vz.errors import UnsupportedLayerError
-from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl, run_study
+from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
 from tests.command import refused
@@ -105,12 +105,15 @@ def test_starts_at_once_are_merged(tmp_path: Path) -> None:
         assert sorted(ids) == [*"0123", "shared"]
 
 
-def test_changed_examples_are_noticed(examples: list[Example], tmp_path: Path) -> None:
+def test_changed_examples_and_settings_are_noticed(examples: list[Example], tmp_path: Path) -> None:
     small(tmp_path / "s", examples)
     path = tmp_path / "s" / "examples" / "000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"target", b"tarket"))
     with pytest.raises(ValueError, match=r"000001\.jsonl is missing or has changed"):
         small(tmp_path / "s", examples)
+    (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
+    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
+        Study(tmp_path)
 
 
 def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
@@ -143,13 +146,6 @@ def test_different_names_differ() -> None:
     names = ["a/b", "a-b", "a b", "a\\b", "a--b", "..", ".", "", "...", "x" * 70, "x" * 71, "summary.csv", "report.md"]
     assert len({safe_name(name) for name in names}) == len(names)
     assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
-
-
-def test_model_without_a_name_has_a_table(examples: list[Example], tmp_path: Path) -> None:
-    models = dict.fromkeys(["", "a"], load_model)
-    found = run_study(models, examples, tmp_path / "s", ["random"], ["cue_dot"], quiet=True)
-    assert set(found.summary["model"]) == {"", "a"}
-    assert len(re.findall("^random ", str(found), re.MULTILINE)) == 2
 
 
 # Memory
@@ -206,7 +202,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_jsonl_is_one_line(
+def test_broken_files_are_one_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,12 +214,6 @@ def test_broken_jsonl_is_one_line(
     told = refused(capsys, "study", "--jsonl", "x.jsonl", "--folder", "s")
     assert len(told) < 300
     assert not Path("s").exists()
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_broken_settings_are_one_line(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s").mkdir()
     Path("s/study.json").write_bytes(BROKEN[kind])
@@ -231,12 +221,6 @@ def test_broken_settings_are_one_line(
     assert "s/study.json does not hold the settings of a study" in told
     with pytest.raises(ValueError, match=re.escape("does not hold the settings")):
         Study("s")
-
-
-def test_settings_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
-    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
-        Study(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
-"""Pairs are read, the differing word is found, and the held-out half is not in the training data."""
+"""Pairs are read, the held-out half is not in the training data, and words become tokens."""
 
 import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from captum_vz.testbed import (
     HELD_OUT_PARADIGMS,
+    Record,
     agreement_sentences,
     drop_held_out,
     expand_contractions,
@@ -15,8 +18,8 @@ from captum_vz.testbed import (
     read_paradigm,
     training_records,
 )
-from captum_vz.text import split_words, word_spans
-from tests.testbed.conftest import PAIRS, write_paradigm
+from captum_vz.text import encode_record, form_ids, split_words, word_spans
+from tests.testbed.conftest import PAIRS, Embedded, write_paradigm
 
 AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]
 CONTRACTIONS = {f"{word}n't": f"{word} not" for word in AUXILIARIES} | {"won't": "will not", "can't": "cannot"}
@@ -78,13 +81,7 @@ def test_each_paradigm_is_halved(blimp: Path) -> None:
         assert not kept_out & trained
 
 
-def test_halves_are_random_and_reproducible(blimp: Path) -> None:
-    halves = held_out(blimp)
-    assert halves == held_out(str(blimp))
-    assert len({tuple(record["pairID"] for record in records) for records in halves.values()}) == len(halves)
-
-
-def test_held_out_sentences_are_dropped(blimp: Path) -> None:
+def test_held_out_sentences_are_dropped(blimp: Path, tmp_path: Path) -> None:
     evaluation = [record for records in held_out(blimp).values() for record in records]
     keys = ("sentence_good", "sentence_bad")
     shouted = [record | {key: record[key].upper() for key in keys} for record in evaluation[:5]]
@@ -94,9 +91,6 @@ def test_held_out_sentences_are_dropped(blimp: Path) -> None:
     new = agreement_sentences(20, seed=8)
     contracted = {"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."}
     assert drop_held_out([*evaluation[10:15], *shouted, *new, *swapped, contracted], blimp) == [*new, contracted]
-
-
-def test_drop_held_out_ignores_contractions(blimp: Path, tmp_path: Path) -> None:
     folder = tmp_path / "blimp"
     shutil.copytree(blimp, folder)
     paradigm = HELD_OUT_PARADIGMS[3]
@@ -105,16 +99,85 @@ def test_drop_held_out_ignores_contractions(blimp: Path, tmp_path: Path) -> None
     written_out = {"sentence_good": "Jill has not left.", "sentence_bad": "Jill have not left."}
     assert drop_held_out([written_out], folder) == []
     assert drop_held_out([written_out], blimp) == [written_out]
-
-
-def test_training_leaves_out_other_phenomena(blimp: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "blimp"
-    shutil.copytree(blimp, folder)
-    island = [record | {"linguistics_term": "island_effects"} for record in agreement_sentences(5, seed=9)]
-    write_paradigm(folder, "wh_island", island)
-    assert training_records(folder) == training_records(blimp)
-
-
-def test_folder_without_blimp(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"anaphor_number_agreement\.jsonl is missing: expected BLiMP's"):
         held_out(tmp_path)
+
+
+# Positions
+
+
+ODD: list[Record] = [
+    {"masked": "[MASK] Zoë's ex-wives qwertyuiop!", "target": 0, "cue": [1, 2, 3]},
+    {"masked": "Who, if anyone, [MASK] 3.14 unquestionably left?", "target": 5, "cue": [0, 1, 6, 8]},
+    {"masked": "The wugs “near” the blicket [MASK].", "target": 5, "cue": [1, 2, 6]},
+]
+RECORDS = ODD + agreement_sentences(50, seed=5)
+
+
+def byte_level_tokenizer(mask: str) -> PreTrainedTokenizerFast:
+    """A tokenizer like RoBERTa's: pieces of bytes, and the space before a word belongs to its first piece."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([record["masked"] for record in agreement_sentences(200, seed=6)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask)
+
+
+def test_positions_equal_encoding_by_words(embedded: Embedded) -> None:
+    tokenizer = embedded[1]
+    for record in RECORDS:
+        by_words = tokenizer(split_words(record["masked"]), is_split_into_words=True)
+        encoded = encode_record(tokenizer, record)
+        assert encoded.encoding["input_ids"][0].tolist() == by_words["input_ids"]
+        assert encoded.encoding["input_ids"][0, encoded.target] == tokenizer.mask_token_id
+        assert encoded.cue == [by_words.word_ids().index(word) for word in record["cue"]]
+
+
+@pytest.mark.parametrize("mask", ["<mask>", "[MASK]", "~"])
+def test_positions_with_byte_level_tokenizer(mask: str) -> None:
+    tokenizer = byte_level_tokenizer(mask)
+    for record in RECORDS:
+        encoded = encode_record(tokenizer, record)
+        ids = encoded.encoding["input_ids"][0]
+        assert ids[encoded.target] == tokenizer.mask_token_id
+        assert (ids == tokenizer.mask_token_id).sum() == 1
+        words = split_words(record["masked"])
+        for word, position in zip(record["cue"], encoded.cue, strict=True):
+            # The text that starts at the first piece of a word starts with the word.
+            assert tokenizer.decode(ids[position:]).strip().startswith(words[word])
+    # The forms take the place of the mask, so the space before it is theirs.
+    forms = form_ids(tokenizer, {"masked": "It is near [MASK] hat.", "target": 3, "good": "the", "bad": "some"})
+    assert tokenizer.convert_ids_to_tokens(list(forms or ())) == ["Ġthe", "Ġsome"]
+
+
+def test_forms_and_own_words(embedded: Embedded) -> None:
+    tokenizer = embedded[1]
+    record: Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
+    ids = form_ids(tokenizer, record)
+    assert ids == (tokenizer.convert_tokens_to_ids("are"), tokenizer.convert_tokens_to_ids("is"))
+    assert form_ids(tokenizer, record | {"good": "Are"}) == ids
+    assert form_ids(tokenizer, record | {"good": "exasperate"}) is None
+    assert form_ids(tokenizer, record | {"bad": "exasperates"}) is None
+    assert form_ids(tokenizer, record | {"bad": "見"}) is None
+    record = {"masked": "The wugs, are nice.", "target": 1, "cue": [0]}
+    own = record | {"words": ["The wugs,", "are", "nice."]}
+    encoded = encode_record(tokenizer, own)
+    tokens = encoded.encoding.tokens()
+    assert (tokens[encoded.target], tokens[encoded.cue[0]]) == ("are", "the")
+    assert tokens[encode_record(tokenizer, record).target].startswith("w")
+    assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == tuple(
+        tokenizer.convert_tokens_to_ids(["are", "is"])
+    )
+    tokenizer = byte_level_tokenizer("<mask>")
+    tokenizer.mask_token = None
+    with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
+        encode_record(tokenizer, RECORDS[0])
+
+
+@pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
+def test_own_words_missing_in_sentence(words: list[str], embedded: Embedded) -> None:
+    with pytest.raises(ValueError, match="but the sentence continues with"):
+        encode_record(embedded[1], {"masked": "The wugs are nice.", "words": words, "target": 1})

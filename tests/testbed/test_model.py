@@ -1,17 +1,21 @@
-"""The embedded models: their size, their loading, their inputs and their accuracy."""
+"""The embedded models and those of packages: their size, their loading, their inputs and their accuracy."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from train_causal import causal_records, prefers_good_next
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+import transformers
+from train_causal import causal_records, continues_well, next_logits, prefers_good_next
 
 from captum_vz import find_layers
-from captum_vz.testbed import agreement_sentences, load_model, mask_target, prefers_good
-from captum_vz.testbed.grammar import Record
-from captum_vz.testbed.models import EMBEDDED
+from captum_vz.cli import main
+from captum_vz.errors import ArgumentError
+from captum_vz.testbed import Record, agreement_sentences, load_model, mask_target, models, prefers_good
+from captum_vz.testbed.models import EMBEDDED, PACKAGED
+from captum_vz.text import encode_record
 from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
@@ -31,7 +35,7 @@ ODD_TEXTS = [
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -45,18 +49,18 @@ def test_model_is_loaded_silently(name: str, capfd: pytest.CaptureFixture[str]) 
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(find_layers(model)) == model.config.num_hidden_layers == LAYERS[name]
     assert tokenizer.get_vocab() == load_model()[1].get_vocab()
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_transformers_loads_the_same_model(name: str) -> None:
+    assert tokenizer.pad_token_id == model.config.pad_token_id
+    assert tokenizer.model_max_length <= model.config.max_position_embeddings
+    assert tokenizer.tokenize("The HAT [MASK] red.") == ["the", "hat", "[MASK]", "red", "."]
     folder = EMBEDDED[name]
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert sum(files.values()) <= (2e6 if name == "causal" else 4e6)
-    model, tokenizer = load_model(name)
-    batch = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
-    loaded: Any = (AutoModelForCausalLM if name == "causal" else AutoModelForMaskedLM).from_pretrained(folder)
+    loaded: Any = (
+        transformers.AutoModelForCausalLM if name == "causal" else transformers.AutoModelForMaskedLM
+    ).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
@@ -78,29 +82,7 @@ def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
     assert model(**batch).logits.isfinite().all()
 
 
-def test_english_text_has_no_unknown_token(embedded: Embedded) -> None:
-    _, tokenizer = embedded
-    texts = [
-        "Sphinx of black quartz, judge my vow; the quick brown fox jumps over a lazy dog!",
-        "It's 1234567890 o'clock & she'll re-check 'that' \"naïve\" résumé (50% off @ $9.99, £8, 7€) #now…",
-        "The wombats aren't weird — they're pneumonoultramicroscopicsilicovolcanoconiosis-prone [MASK].",
-    ]
-    for text in texts:
-        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
-
-
-def test_special_tokens(embedded: Embedded) -> None:
-    model, tokenizer = embedded
-    tokens = tokenizer("The HAT [MASK] red.").tokens()
-    assert tokens == ["[CLS]", "the", "hat", "[MASK]", "red", ".", "[SEP]"]
-    assert len(tokenizer) == model.config.vocab_size
-    assert tokenizer.pad_token_id == model.config.pad_token_id
-    assert tokenizer.model_max_length == model.config.max_position_embeddings
-    ids = tokenizer("the wugs blicket.")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "the wugs blicket."
-
-
-def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
+def test_prefers_good_in_batches(embedded: Embedded) -> None:
     model, tokenizer = embedded
     records = agreement_sentences(60, seed=11)
     one_by_one = torch.cat([prefers_good(model, tokenizer, [record]) for record in records])
@@ -108,9 +90,6 @@ def test_prefers_good_in_padded_batches(embedded: Embedded) -> None:
     swapped = [record | {"good": record["bad"], "bad": record["good"]} for record in records]
     assert torch.equal(prefers_good(model, tokenizer, swapped), ~one_by_one)
     assert prefers_good(model, tokenizer, []).shape == (0,)
-
-
-def test_prefers_good_of_several_pieces(embedded: Embedded) -> None:
     record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
         prefers_good(*embedded, [record])
@@ -142,3 +121,106 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
             assert prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
         elif usable := causal_records(loaded[1], fresh):
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
+
+
+# The causal model
+
+
+Causal = tuple[transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast]
+
+
+@pytest.fixture(scope="module")
+def causal() -> Causal:
+    return load_model("causal")
+
+
+def test_causal_model_continues_prefixes(causal: Causal) -> None:
+    trained = trained_sentences()
+    prefixes = agreement_sentences(330, seed=78, paradigm="relational_noun")
+    fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
+    assert len(fresh) == 300
+    assert continues_well(*causal, fresh).double().mean() >= 0.97
+    model, tokenizer = causal
+    records = causal_records(tokenizer, agreement_sentences(12))
+    for record, logits in zip(records, next_logits(model, tokenizer, records, batch_size=5), strict=True):
+        encoded = encode_record(tokenizer, record)
+        prefix = encoded.encoding["input_ids"][:, : encoded.target]
+        torch.testing.assert_close(logits, model(prefix).logits[0, -1], rtol=1e-4, atol=1e-4)
+
+
+# Models of packages
+
+
+LOADED: Any = load_model("causal")
+
+
+@pytest.fixture
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes "smollm2" a file that transformers reads as the embedded causal model. The folder that it becomes."""
+    gguf = tmp_path / "package" / "weights.gguf"
+    gguf.parent.mkdir()
+    gguf.touch()
+    monkeypatch.setattr(models, "model_source", {**EMBEDDED, "smollm2": gguf}.get)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setattr("huggingface_hub.cached_assets_path", lambda *names, **further: cache)
+
+    def read(*names: Any, **options: Any) -> Any:
+        assert options.pop("gguf_file") == "weights.gguf"
+        model = load_model("causal")[0]
+        model.config.quantization_config = {"quant_method": "gguf"}
+        return model
+
+    tokenizers = transformers.AutoTokenizer.from_pretrained
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", read)
+    monkeypatch.setattr(
+        "transformers.AutoTokenizer.from_pretrained",
+        lambda folder, **options: LOADED[1] if "gguf_file" in options else tokenizers(folder, **options),
+    )
+    return cache / "weights"
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_missing_package_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
+    with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
+        load_model(name)
+    for command in (["explain", "a"], ["study", "--grammar", "2", "--folder", str(tmp_path / "out")]):
+        assert main([*command, "--model", name]) == 2
+        assert str(caught.value) in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_is_converted_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load_model("smollm2")
+    assert all(map(torch.equal, model.state_dict().values(), LOADED[0].state_dict().values()))
+    assert not hasattr(model.config, "quantization_config")
+    assert tokenizer.get_vocab() == LOADED[1].get_vocab()
+    assert list(converted.parent.iterdir()) == [converted]
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    load_model("smollm2")
+
+
+def test_interrupted_conversion_leaves_nothing(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rename", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            load_model("smollm2")
+    assert list(converted.parent.iterdir()) == []
+    load_model("smollm2")
+
+
+def test_two_processes_convert_at_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is faster: its folder is there when this one is ready."""
+    own = os.rename
+
+    def late(made: Path, folder: Path) -> None:
+        monkeypatch.setattr("os.rename", own)
+        load_model("smollm2")
+        own(made, folder)
+
+    monkeypatch.setattr("os.rename", late)
+    load_model("smollm2")
+    assert list(converted.parent.iterdir()) == [converted]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.view.pages import Open, ready
-from tests.view.rest import context_of
+from tests.view.pages import Open, context_of, ready
 
 
 @pytest.fixture

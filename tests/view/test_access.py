@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from captum_vz.visualization import save_html, text_record, view
-from tests.view.pages import TOKENS, Open, layer, numbers, part, release, shares, shown_layer, token, violations
-from tests.view.rest import at_rest
+from tests.view.pages import (
+    TOKENS,
+    Open,
+    at_rest,
+    layer,
+    numbers,
+    part,
+    release,
+    shares,
+    shown_layer,
+    token,
+    violations,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -40,12 +40,6 @@ def test_maps_in_every_form(maps: Any, expected: dict[str, list[str]]) -> None:
     assert all(torch.allclose(panel.scores, MAP) for method in made.methods for panel in method.panels)
 
 
-def test_rollout_is_the_last_map() -> None:
-    assert panels(view([MAP], TOKENS, rollout=MAP)) == {"": ["layer 0", "rollout"]}
-    made = view({"a": [MAP], "b": [MAP]}, TOKENS, rollout={"b": MAP[None]})
-    assert panels(made) == {"a": ["layer 0"], "b": ["layer 0", "rollout"]}
-
-
 @pytest.mark.parametrize(
     ("maps", "options", "complaint"),
     [
@@ -99,7 +93,7 @@ def test_quantised_numbers_are_close(count: int, error: float, sign: int) -> Non
     assert torch.equal(found.sign(), torch.where(found == 0, 0, given.sign()))
 
 
-def test_words_by_the_marks_of_tokenizers() -> None:
+def test_tokens_are_readable_and_have_kinds() -> None:
     for tokens, words in (
         (["a", "w", "##u", "##g", "##"], ["a", "wug", "##"]),
         (["a", "\u0120w", "ug", ",", "\u0120x"], ["a", "wug", ",", "x"]),
@@ -109,10 +103,7 @@ def test_words_by_the_marks_of_tokenizers() -> None:
         assert read_labels(tokens, None, None, "tokens").words == words
     given = read_labels(["a", "b", "c"], [None, 0, 0], None, "tokens")
     assert (given.groups, given.words) == ([0, 1, 1], ["a", "bc"])
-
-
-def test_pieces_are_readable() -> None:
-    """Marks of spaces are left out, and bytes are read as the characters that they form."""
+    # Marks of spaces are left out, and bytes are read as the characters that they form.
     for tokens, shown in (
         (["The", "\u0120caf\u00c3\u00a9", "\u0120wug", "s", "\u010a"], ["The", "caf\u00e9", "wug", "s", r"\n"]),
         (["\u2581the", "\u2581wug", "s", "\u2581"], ["the", "wug", "s", "\u2423"]),
@@ -120,9 +111,14 @@ def test_pieces_are_readable() -> None:
         (["\u00c3\u00a9", "caf\u00e9"], ["\u00c3\u00a9", "caf\u00e9"]),  # another vocabulary
     ):
         assert read_labels(tokens, None, None, "tokens").tokens == shown
+    tokens = ["<s>", "The", "[MASK]", "!?", "a##", "<|eot|>", "$", "of", "##fer"]
+    labels = read_labels(tokens, None, None, "tokens")
+    assert [KINDS[kind] for kind in labels.kinds] == ["special", "stop", "", "punctuation", "", "special", "", "", ""]
+    marked = read_labels(["a", "b"], None, torch.tensor([[0, 1]]), "tokens")
+    assert [KINDS[kind] for kind in marked.kinds] == ["stop", "special"]
 
 
-def test_page_opens_on_a_layer() -> None:
+def test_where_a_page_opens() -> None:
     made = view([MAP, MAP], TOKENS, rollout=MAP)
     assert (made.layer, made.token) == (1, 5)
     assert view([MAP, MAP], TOKENS, rollout=MAP, layer=2).layer == 2
@@ -130,21 +126,13 @@ def test_page_opens_on_a_layer() -> None:
     assert view({"rollout": MAP}, TOKENS).layer == 0
     assert view(MAP, [*TOKENS[:3], "<mask>", *TOKENS[4:]]).token == 3
     assert view(MAP, ["[CLS]"] * 8).token == 7
-
-
-def test_layers_with_heads() -> None:
+    assert panels(view([MAP], TOKENS, rollout=MAP)) == {"": ["layer 0", "rollout"]}
+    made = view({"a": [MAP], "b": [MAP]}, TOKENS, rollout={"b": MAP[None]})
+    assert panels(made) == {"a": ["layer 0"], "b": ["layer 0", "rollout"]}
     heads = torch.stack([shares(8, 1), shares(8, 2)])[None]
     made = view([heads, MAP], TOKENS)
     assert panels(made) == {"": ["layer 0, head 0", "layer 0, head 1", "layer 1"]}
     assert torch.allclose(made.methods[0].panels[1].scores, heads[0, 1])
-
-
-def test_kinds_of_tokens() -> None:
-    tokens = ["<s>", "The", "[MASK]", "!?", "a##", "<|eot|>", "$", "of", "##fer"]
-    labels = read_labels(tokens, None, None, "tokens")
-    assert [KINDS[kind] for kind in labels.kinds] == ["special", "stop", "", "punctuation", "", "special", "", "", ""]
-    marked = read_labels(["a", "b"], None, torch.tensor([[0, 1]]), "tokens")
-    assert [KINDS[kind] for kind in marked.kinds] == ["stop", "special"]
 
 
 @pytest.mark.parametrize("method", ["value-zeroing", "value-zeroing-rollout", "attention"])

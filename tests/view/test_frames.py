@@ -8,8 +8,7 @@ import torch
 
 from captum_vz.visualization import View, view
 from captum_vz.visualization.view.page import FRAME_HEIGHT, LEFT_OUT
-from tests.view.pages import TOKENS, Open, ready, shares, token
-from tests.view.rest import at_rest
+from tests.view.pages import TOKENS, Open, at_rest, ready, shares, token
 
 FIRST, SECOND = (view([shares(8, seed), shares(8, seed + 1)], TOKENS, token=5) for seed in (1, 7))
 
@@ -123,7 +122,7 @@ def test_page_in_another_encoding(opened: Open) -> None:
     assert page.locator("body > details td").count() == 5
 
 
-def test_table_follows_without_frames(opened: Open) -> None:
+def test_tables_without_frames_or_scripts(opened: Open) -> None:
     shown = FIRST._repr_html_()
     start, _, table = shown.partition("</iframe>")
     assert start.startswith("<iframe title=")
@@ -134,10 +133,7 @@ def test_table_follows_without_frames(opened: Open) -> None:
     page.locator("summary").click()
     cells = page.locator("tbody tr").nth(5).locator("td").all_inner_texts()
     assert cells == [f"{one:.2f}" for one in FIRST.methods[0].panels[1].scores[5].tolist()]
-
-
-def test_left_out_frame_says_so(opened: Open) -> None:
-    """JupyterLab removes the tags of a frame from a notebook that is not trusted, and keeps the text between them."""
+    # JupyterLab removes the tags of a frame from a notebook that is not trusted, and keeps the text between them.
     shown = around(FIRST)
     page = opened(shown, wait=False)
     frames(page, 1)
@@ -145,19 +141,13 @@ def test_left_out_frame_says_so(opened: Open) -> None:
     page = opened(re.sub(r'<iframe title=("[^"]*"|[^">])*>|</iframe>', "", shown), wait=False)
     assert page.inner_text("body").startswith(LEFT_OUT)
     assert page.locator("summary").is_visible()
-
-
-def test_shades_of_the_table_are_plain_colors() -> None:
-    """JupyterLab removes gradients from a notebook that is not trusted: then its black numbers stood on a dark page."""
-    table = view(torch.tensor([[0.75, 0.25], [-0.75, 0.0]]), ["a", "b"])._repr_html_().partition("</iframe>")[2]
-    cells = re.findall(r"<td style=\"[^\"]*;background-color:(#[0-9a-f]{6});color:#000\">([^<]*)</td>", table)
-    assert cells == [("#5ea2cf", "0.75"), ("#c9e0ef", "0.25"), ("#ff9d59", "-0.75"), ("#ffffff", "0.00")]
-
-
-def test_page_without_scripts_has_the_table(opened: Open) -> None:
     page = opened(FIRST.html(), wait=False, java_script_enabled=False)
     page.locator("noscript summary").click()
     assert page.locator("noscript tbody tr").count() == 8
+    # JupyterLab removes gradients from a notebook that is not trusted: then its black numbers stood on a dark page.
+    table = view(torch.tensor([[0.75, 0.25], [-0.75, 0.0]]), ["a", "b"])._repr_html_().partition("</iframe>")[2]
+    cells = re.findall(r"<td style=\"[^\"]*;background-color:(#[0-9a-f]{6});color:#000\">([^<]*)</td>", table)
+    assert cells == [("#5ea2cf", "0.75"), ("#c9e0ef", "0.25"), ("#ff9d59", "-0.75"), ("#ffffff", "0.00")]
 
 
 def test_frame_of_another_origin_still_works(opened: Open) -> None:

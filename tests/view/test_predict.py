@@ -7,8 +7,7 @@ import pytest
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import View, view
-from tests.view.pages import TOKENS, Open, layer, numbers, part, shares, token, underlined
-from tests.view.rest import at_rest
+from tests.view.pages import TOKENS, Open, at_rest, layer, numbers, part, shares, token, underlined
 
 LAYERS = [shares(8, 1), shares(8, 2)]
 

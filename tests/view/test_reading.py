@@ -14,6 +14,7 @@ from captum_vz.visualization import view
 from tests.view.pages import (
     TOKENS,
     Open,
+    at_rest,
     colors,
     layer,
     light,
@@ -25,7 +26,6 @@ from tests.view.pages import (
     token,
     underlined,
 )
-from tests.view.rest import at_rest
 
 pytestmark = pytest.mark.slow
 
@@ -323,13 +323,25 @@ def test_table_is_copied(opened: Open) -> None:
     assert "Copied 8 rows" in page.inner_text("#copied")
 
 
-def test_cross_map_has_two_texts(opened: Open) -> None:
+def test_two_texts_and_generated_tokens(opened: Open) -> None:
     scores = shares(2, 6, columns=3)
     page = opened(view(scores, ["ein", "Hut"], columns=["a", "hat", "."], token=1).html())
     assert page.locator("#texts h2:visible").all_inner_texts()[:2] == ["Source tokens", "Output tokens"]
     assert numbers(page)[:3] == written(scores[1])
     token(page, "hat").click()
     assert [place - 3 for place in underlined(page)] == drawers(scores, 1)
+    scores = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.125, 0.625, 0]])
+    page = opened(view(scores, ["x", "y"], columns=["a", "b", "x", "y"], offset=2, token=1).html())
+    assert page.locator("#texts h2:visible").all_inner_texts()[:2] == ["Prompt", "Generated tokens"]
+    assert numbers(page) == [".25", ".13", ".63", ""]
+    token(page, "x").click()
+    assert numbers(page) == [".75", ".25", "", ""]
+    assert underlined(page) == [3]
+    scores = torch.tensor([[0.5, -2.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 4.0]])
+    page = opened(view(scores, ["a", "b", "c"], token=0).html())
+    assert numbers(page) == ["+0.50", "-2.0", ""]
+    positive, negative, _ = colors(page)
+    assert positive[2] > positive[0] and negative[0] > negative[2]
 
 
 def test_page_of_one_row(opened: Open) -> None:
@@ -346,21 +358,3 @@ def test_page_of_one_row(opened: Open) -> None:
     whole = opened(view(LAYERS, TOKENS).html())
     assert "click another" in whole.inner_text("#legend") and "draws on it" in whole.inner_text("#legend")
     assert "1 share of the row (square-root scale)" in whole.inner_text("#legend")
-
-
-def test_generated_tokens_are_sources_too(opened: Open) -> None:
-    scores = torch.tensor([[0.75, 0.25, 0, 0], [0.25, 0.125, 0.625, 0]])
-    page = opened(view(scores, ["x", "y"], columns=["a", "b", "x", "y"], offset=2, token=1).html())
-    assert page.locator("#texts h2:visible").all_inner_texts()[:2] == ["Prompt", "Generated tokens"]
-    assert numbers(page) == [".25", ".13", ".63", ""]
-    token(page, "x").click()
-    assert numbers(page) == [".75", ".25", "", ""]
-    assert underlined(page) == [3]
-
-
-def test_signed_scores_have_two_colors(opened: Open) -> None:
-    scores = torch.tensor([[0.5, -2.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 4.0]])
-    page = opened(view(scores, ["a", "b", "c"], token=0).html())
-    assert numbers(page) == ["+0.50", "-2.0", ""]
-    positive, negative, _ = colors(page)
-    assert positive[2] > positive[0] and negative[0] > negative[2]

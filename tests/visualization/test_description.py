@@ -12,7 +12,6 @@ import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
 from matplotlib import rcParams
-from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -32,7 +31,7 @@ TOKENS = ["a", "b <i>", "日"]
 MAP = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.0, 0.25, 0.75]])
 
 
-def test_text_names_the_largest_scores() -> None:
+def test_text_and_table_have_the_numbers() -> None:
     text = describe(draw_maps({"layer 4": MAP}, TOKENS, token=2, title="Where from?")).text
     assert (
         text
@@ -40,15 +39,14 @@ def test_text_names_the_largest_scores() -> None:
     )
     whole = describe(draw_maps([MAP], TOKENS)).text
     assert "the largest scores are b <i> from b <i> 0.80, 日 from 日 0.75, a from a 0.50" in whole
-
-
-def test_table_has_every_number() -> None:
     found = describe(draw_maps([MAP, MAP.T], TOKENS, label="share"))
     assert found.columns == ("panel", "out", "output token", "in", "source token", "share")
     for panel, i, _, j, source, score in found.rows:
         expected = MAP if panel == "layer 0" else MAP.T
         assert score == float(expected[i, j]) and source == TOKENS[j]
     assert len(found.rows) == 18
+    with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
+        describe(Figure())
 
 
 def test_table_is_exported(tmp_path: Path) -> None:
@@ -59,11 +57,6 @@ def test_table_is_exported(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_text("utf-8") == found.to_csv()
     frame = found.to_pandas()
     assert frame["source token"].tolist() == TOKENS
-
-
-def test_foreign_figure_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
-        describe(Figure())
 
 
 def signed(model: nn.Module) -> Figure:
@@ -109,14 +102,7 @@ def test_notebook_shows_the_figure() -> None:
     assert about["image/png"]["width"] == round(figure.get_size_inches()[0] * 96)
 
 
-def test_own_metadata_is_kept(tmp_path: Path) -> None:
-    draw_maps([MAP], TOKENS).savefig(tmp_path / "maps.png", metadata={"Title": "mine", "Author": "me"})
-    with Image.open(tmp_path / "maps.png") as image:
-        assert (image.text["Title"], image.text["Author"]) == ("mine", "me")
-        assert json.loads(image.text["captum_vz"])["package"]
-
-
-def test_figure_of_a_user_is_saved(tmp_path: Path) -> None:
+def test_figures_of_users_are_saved(tmp_path: Path) -> None:
     own = Figure()
     draw_maps([MAP], TOKENS, ax=own.subplots())
     add_provenance(own, method="m", weather="fine")
@@ -126,9 +112,10 @@ def test_figure_of_a_user_is_saved(tmp_path: Path) -> None:
     own.savefig(tmp_path / "plain.png")
     with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
         read_provenance(tmp_path / "plain.png")
-
-
-def test_wrong_provenance(tmp_path: Path) -> None:
+    draw_maps([MAP], TOKENS).savefig(tmp_path / "maps.png", metadata={"Title": "mine", "Author": "me"})
+    with Image.open(tmp_path / "maps.png") as image:
+        assert (image.text["Title"], image.text["Author"]) == ("mine", "me")
+        assert json.loads(image.text["captum_vz"])["package"]
     with pytest.raises(ArgumentError, match="model is of type str"):
         add_provenance(Figure(), model="bert")  # type: ignore[arg-type]  # the error is tested
     (tmp_path / "x.svg").write_text("<svg")
@@ -206,10 +193,3 @@ def test_any_way_of_saving(way: str, tmp_path: Path) -> None:
     assert_camera_ready(saved(figure, "pdf", way, tmp_path))
     assert {*WORDS, "the title", "source token"} <= set(words_of(saved(figure, "svg", way, tmp_path)))
     assert dict(rcParams) == before
-
-
-def test_pages_have_fonts_of_the_user(tmp_path: Path) -> None:
-    """Fonts are embedded when the pages are closed. All letters of the text must then be found in them."""
-    with PdfPages(tmp_path / "pages.pdf") as pages:
-        pages.savefig(drawn())
-    assert b"/Type3" in (tmp_path / "pages.pdf").read_bytes()

@@ -77,36 +77,6 @@ def test_figure_is_drawn_without_pyplot() -> None:
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 
-# Where
-
-
-def test_axes_are_drawn_into() -> None:
-    own = Figure(figsize=(8, 4))
-    panels = own.subplots(1, 2)
-    maps = [a_map(3), a_map(3)]
-    assert draw_maps(maps, list("abc"), ax=panels) is own
-    for panel, scores in zip(panels, maps, strict=True):
-        np.testing.assert_array_equal(panel.images[0].get_array(), scores.double())
-        assert [text.get_text() for text in panel.get_xticklabels()] == list("abc")
-    assert draw_maps(maps, list("abc"), ax=panels.flat) is own
-    single = own.add_axes((0, 0, 0.1, 0.1))
-    assert draw_maps(maps[:1], list("abc"), ax=single) is own
-
-
-@pytest.mark.parametrize(
-    ("tokens", "shown"),
-    [
-        (["The", "\u0120hat", "s", "\u010a"], ["The", "hat", "s", r"\n"]),
-        (["\u2581The", "\u2581hat", "s"], ["The", "hat", "s"]),
-        (["[CLS]", "hat", "##s", "[SEP]"], ["[CLS]", "hat", "##s", "[SEP]"]),
-    ],
-)
-def test_marks_of_tokenizers_are_not_drawn(tokens: list[str], shown: list[str]) -> None:
-    figure = draw_maps([a_map(len(tokens))], tokens)
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        assert [text.get_text() for text in axis.get_ticklabels()] == shown
-
-
 # Scales
 
 
@@ -184,15 +154,12 @@ def test_pieces_become_words(words: Any) -> None:
     assert mark.get_xy() == (-0.5, 1.5)  # the word of piece 3
 
 
-def test_special_tokens_are_dropped() -> None:
+def test_special_and_dimmed_tokens() -> None:
     scores = a_map(6)
     figure = draw_maps([scores], PIECES, token=-2, drop="special")
     torch.testing.assert_close(drawn(figure), scores[1:5, 1:5].double())
     assert row_labels(figure) == [text.get_text() for text in figure.axes[0].get_xticklabels()] == PIECES[1:5]
     torch.testing.assert_close(drawn(draw_maps([scores], PIECES, drop=[0, -1])), drawn(figure))
-
-
-def test_dimmed_tokens_do_not_count() -> None:
     scores = torch.full((6, 6), 0.1)
     scores[:, 0] = 0.9
     figure = draw_maps([scores], PIECES, dim="special")
@@ -229,7 +196,7 @@ def test_heads_are_panels() -> None:
 # Differences
 
 
-def test_difference_of_a_minimal_pair() -> None:
+def test_differences_of_two_texts() -> None:
     one, other = a_map(3), a_map(3)
     figure = draw_maps([one], ["the", "cat", "is"], 2, minus=([other], ["the", "cats", "is"]))
     torch.testing.assert_close(drawn(figure), one.double() - other.double())
@@ -237,18 +204,12 @@ def test_difference_of_a_minimal_pair() -> None:
     assert figure.axes[0].patches[0].get_xy() == (-0.5, 1.5)
     low, high = end_of(figure)
     assert low == -high
-
-
-def test_difference_of_different_lengths() -> None:
     one, other = a_map(3), a_map(4)
     figure = draw_maps([one], ["it", "is", "."], minus=([other], ["it", "was", "not", "."]))
     expected = by_loops(one, [[0], [1], [2]]) - by_loops(other, [[0], [1, 2], [3]])
     torch.testing.assert_close(drawn(figure), expected)
     assert row_labels(figure) == ["it", "is / was not", "."]
-
-
-def test_differences_say_what_is_subtracted() -> None:
-    """Long tokens of both texts can be read."""
+    # Long tokens of both texts can be read.
     figure = draw_maps([a_map(1)], ["unbelievable"], label="share", minus=([a_map(1)], ["indescribable"]))
     assert row_labels(figure) == ["unbelievable / indescribable"]
     assert figure.axes[-1].get_ylabel() == "share, first text minus second"
