@@ -156,7 +156,7 @@ def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance,
         try:
             for chunk in replay(problem) if steps is None else _counted(replay(problem), problem, steps):
                 if chunk.clean is not clean:
-                    clean, prepared = (chunk.clean, distance.prepare(chunk.clean, readings))
+                    clean, prepared = chunk.clean, distance.prepare(chunk.clean, readings)
                 output = distance.prepare(chunk.output, readings)
                 moved = distance.between(output, prepared.index_select(0, chunk.clean_row)).to(scores)
                 moved = moved if chunk.unchanged is None else moved.masked_fill(chunk.unchanged, 0)
@@ -227,7 +227,7 @@ def _check_scores(problem: ReplayProblem, distance: OutputDistance, scores: Tens
 
 def _check_intervention(problem: ReplayProblem) -> None:
     """Refuse an intervention that does something where no source is zeroed, or returns another shape."""
-    attention, intervention, real = (problem.site.attention, problem.intervention, problem.site.source_mask)
+    attention, intervention, real = problem.site.attention, problem.intervention, problem.site.source_mask
     if isinstance(intervention, ZeroValue) or problem.site.windows is not None:
         return
     nothing = torch.zeros(real.shape, dtype=torch.bool, device=real.device)[:, None].expand(-1, len(problem.heads), -1)

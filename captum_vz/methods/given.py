@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from captum_vz._names import known_name
 from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
-from captum_vz.attr._call.layers import check_class, check_function, is_captums, required, unwrapped
+from captum_vz.attr._call.layers import is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import kinds
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model
@@ -38,6 +38,8 @@ _KINDS: Final[dict[type, Any]] = {
     AttnLRP: kinds.RelevanceMethod,
     TokenAttribution: kinds.GradientMethod,
 }
+# What stands for the model in the classes of Captum and of this package.
+_MODEL = ("forward_func", "model")
 
 
 @dataclass
@@ -227,7 +229,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
     inner = unwrapped(method)
     own: dict[str, Any] = {"title": name_of(method), "own": True, "source": method}
     if isclass(inner):
-        check_class(method)
+        _check_class(method)
     kind = inner if isclass(inner) else type(inner)
     for base, made in _KINDS.items():
         if issubclass(kind, base):
@@ -239,7 +241,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         return ObjectMethod(kind=method, layered=layered, **own)
     if callable(method):
         of_model = len(required(method)) >= 2
-        check_function(method, "one argument, a Batch, or of two, the model and its layers", 1 + of_model)
+        _check_function(method, "one argument, a Batch, or of two, the model and its layers", 1 + of_model)
         if of_model:
             return BuiltMethod(build=method, each_layer=layered, **own)
         return ForeignMethod(kind=method, layered=layered, **own)
@@ -247,6 +249,42 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         f"method is of type {type(method).__name__}: pass a name, a class or object with 'attribute', a Method, or a "
         "function of a Batch."
     )
+
+
+def _check_class(method: Any) -> None:
+    """Refuse a class, or a partial of one, that is not made of a model, or of a model and its layers, alone."""
+    kind = unwrapped(method)
+    name = kind.__name__
+    if not callable(getattr(kind, "attribute", None)):
+        raise ArgumentError(
+            f"method is the class {name}, which has no 'attribute': pass a class that has one, such as ValueZeroing."
+        )
+    of_captum, needed = is_captums(kind), required(method)
+    if of_captum and "layer" in signature(kind).parameters:
+        needed = [*dict.fromkeys([*needed, "layer"])]
+    if of_captum or kind.__module__.startswith("captum_vz."):
+        missing = [one for one in needed if one not in _MODEL and (of_captum or one != "layer")]
+    else:
+        missing = needed[2:]
+    if missing:
+        raise ArgumentError(
+            f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, a "
+            f"function of (model, layers) that makes one, or TokenAttribution(model, {name}, tokenizer, layer)."
+        )
+
+
+def _check_function(method: Callable[..., Any], takes: str, count: int) -> None:
+    """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
+    try:
+        signature(method).bind(*[None] * count)
+    except ValueError:  # functions written in C have no signature
+        return
+    except TypeError as error:
+        name = getattr(unwrapped(method), "__name__", type(method).__name__)
+        raise ArgumentError(
+            f"method is the function {name}{signature(method)}: pass a function of {takes}, a name, or a "
+            "class such as ValueZeroing."
+        ) from error
 
 
 def name_of(method: Any) -> str:

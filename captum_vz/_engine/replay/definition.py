@@ -87,7 +87,7 @@ class DefinitionReplay:
 
 def _group_runs(problem: ReplayProblem, clean: Tensor, run: Callable[[Tensor], Tensor]) -> Runs:
     """One run for each group. Examples that depend on each other lose their values in runs of their own."""
-    site, groups = (problem.site, torch.arange(problem.targets.members.shape[1], device=problem.targets.members.device))
+    site, groups = problem.site, torch.arange(problem.targets.members.shape[1], device=problem.targets.members.device)
     (batch, _, out, _), device = site.shape, groups.device
     in_group = (problem.group_of[:, None] == groups[:, None]) & site.source_mask[:, None]  # (batch, group, in)
     active = torch.zeros(in_group.shape[:2], dtype=torch.bool, device=device)

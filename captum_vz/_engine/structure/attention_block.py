@@ -63,12 +63,11 @@ class AttentionBlock:
 
     def _project(self) -> tuple[Tensor, Tensor]:
         """The output projection `(head * d_head, d)` without bias, and its output with bias."""
-        context = self._context.flatten(2)
         found = self._projection()
         if found is None:
             raise UnsupportedLayerError(
                 f"The layer {self.name} has no output projection that can be recognised: a submodule whose input is "
-                f"the attention's context {tuple(context.shape)}. Use ValueZeroing, which needs none."
+                f"the attention's context {tuple(self._context.flatten(2).shape)}. Use ValueZeroing, which needs none."
             )
         module, projected = found
         weight = matrix(module)
@@ -80,6 +79,7 @@ class AttentionBlock:
             assert output is not None  # narrows the type: it returned a tensor for the context
             return output
 
+        context = self._context.flatten(2)
         width = context.shape[-1]
         bias = project(context.new_zeros(1, width))
         if weight is None:

@@ -289,7 +289,7 @@ def _mixes(record: LayerRecord, output: Tensor) -> bool | None:
     if streams is not None and values_depend_on_own_position(LayerRunner(record, streams), attentions[0]):
         runner, output = LayerRunner(record, streams), streams.tokens(output)
     hidden = next((x for x in tensors_in(runner.arguments) if x.is_floating_point()), None)
-    library, tokens_first = (is_library_code(record), any(one.tokens_first for one in attentions[:1]))
+    library, tokens_first = is_library_code(record), any(one.tokens_first for one in attentions[:1])
     if not attentions or hidden is None or hidden.shape != output.shape or (library and hidden.dim() != 3):
         return None
     if not library and values_depend_on_own_position(runner, attentions[0]) is False:

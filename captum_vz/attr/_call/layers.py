@@ -215,46 +215,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-# What stands for the model in the classes of Captum and of this package.
-_MODEL = ("forward_func", "model")
-
-
-def check_class(method: Any) -> None:
-    """Refuse a class, or a partial of one, that is not made of a model, or of a model and its layers, alone."""
-    kind = unwrapped(method)
-    name = kind.__name__
-    if not callable(getattr(kind, "attribute", None)):
-        raise ArgumentError(
-            f"method is the class {name}, which has no 'attribute': pass a class that has one, such as ValueZeroing."
-        )
-    of_captum, needed = is_captums(kind), required(method)
-    if of_captum and "layer" in inspect.signature(kind).parameters:
-        needed = [*dict.fromkeys([*needed, "layer"])]
-    if of_captum or kind.__module__.startswith("captum_vz."):
-        missing = [one for one in needed if one not in _MODEL and (of_captum or one != "layer")]
-    else:
-        missing = needed[2:]
-    if missing:
-        raise ArgumentError(
-            f"method is the class {name}, which is made of {' and '.join(missing)} too: pass an object of it, a "
-            f"function of (model, layers) that makes one, or TokenAttribution(model, {name}, tokenizer, layer)."
-        )
-
-
-def check_function(method: Callable[..., Any], takes: str, count: int) -> None:
-    """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
-    try:
-        inspect.signature(method).bind(*[None] * count)
-    except ValueError:  # functions written in C have no signature
-        return
-    except TypeError as error:
-        name = getattr(unwrapped(method), "__name__", type(method).__name__)
-        raise ArgumentError(
-            f"method is the function {name}{inspect.signature(method)}: pass a function of {takes}, a name, or a "
-            "class such as ValueZeroing."
-        ) from error
-
-
 def required(method: Callable[..., Any]) -> list[str]:
     """The names of the positional arguments that must be passed."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
