@@ -195,24 +195,27 @@ def parts_of(folder: Path, settings: Mapping[str, Any], model: str) -> Iterator[
             yield read_examples(folder, block), part
 
 
-def _keyed(table: DataFrame, examples: Sequence[Example], settings: Mapping[str, Any], start: int = 0) -> DataFrame:
-    """A table in the order of its examples, with their places from `start` on, methods as codes, and layers as numbers.
+def _keyed(table: DataFrame, examples: Sequence[Example], settings: Mapping[str, Any]) -> DataFrame:
+    """A table in the order of its examples, with their places, methods as codes, and layers as numbers.
 
     The layer of methods without layers is -1.
     """
-    places = {one.id: place for place, one in enumerate(examples, start)}
-    keys = {"place": table["example"].map(places).astype("int32"), "layer": table["layer"].fillna(-1).astype("int16")}
+    places = pd.Categorical(table["example"], [one.id for one in examples]).codes
+    keys = {"place": places.astype("int32"), "layer": table["layer"].fillna(-1).astype("int16")}
     keys["method"] = pd.Categorical(table["method"], list(settings["methods"]))
     return table.assign(**keys).sort_values("place", kind="stable")
 
 
-def _values_in(folder: Path, settings: Mapping[str, Any], part: Mapping[str, Any]) -> tuple[Pairs, DataFrame]:
-    """The methods and metrics that a part holds, and its values and reasons, without those that other code made."""
-    pairs = [one for one in product(settings["methods"], settings["metrics"]) if is_held(settings, part, *one)]
+def _held_pairs(settings: Mapping[str, Any], part: Mapping[str, Any]) -> Pairs:
+    """The methods and metrics that a part holds."""
+    return [one for one in product(settings["methods"], settings["metrics"]) if is_held(settings, part, *one)]
+
+
+def _held(table: Any, settings: Mapping[str, Any], part: Mapping[str, Any]) -> DataFrame:
+    """The values and reasons of a part, or of several that hold the same, without those that other code made."""
+    pairs, rows = _held_pairs(settings, part), table.to_pandas()
     methods = [(name, "") for name in settings["methods"] if is_held(settings, part, name)]
-    table = read_table(folder, part["files"]["values"]).to_pandas()
-    used = [*pairs, *methods, *(("", metric) for _, metric in pairs), ("", "")]
-    return pairs, table[_pairs(table).isin(used)]
+    return rows[_pairs(rows).isin([*pairs, *methods, *(("", metric) for _, metric in pairs), ("", "")])]
 
 
 def _pairs(table: DataFrame) -> pd.MultiIndex:
@@ -222,22 +225,28 @@ def _pairs(table: DataFrame) -> pd.MultiIndex:
 
 def values_of(folder: Path, settings: Mapping[str, Any], model: str) -> Values:
     """The values of a model."""
-    groups, computed = list[str](), Counter[tuple[str, str, str]]()
+    every, computed = list[Example](), Counter[tuple[str, str, str]]()
+    alike: dict[str, list[Any]] = {}  # tables of parts that hold the same, which are read together
+    held: dict[str, Mapping[str, Any]] = {}
+    for examples, part in parts_of(folder, settings, model):
+        every += examples
+        counts = Counter(example.group for example in examples) | Counter({ALL: len(examples)})
+        for pair in _held_pairs(settings, part):
+            computed.update({(group, *pair): count for group, count in counts.items()})
+        held[part["holds"]] = part
+        alike.setdefault(part["holds"], []).append(read_table(folder, part["files"]["values"]))
+    groups = np.array([example.group for example in every], dtype=object)
     rows = [pd.DataFrame(columns=_ROWS).astype({"place": int})]
     reasons = [pd.DataFrame(columns=_REASONS)]
-    for examples, part in parts_of(folder, settings, model):
-        pairs, table = _values_in(folder, settings, part)
-        here = [example.group for example in examples]
-        counts = Counter(here) | Counter({ALL: len(here)})
-        computed.update({(group, *pair): count for pair in pairs for group, count in counts.items()})
-        keyed, groups = _keyed(table, examples, settings, len(groups)), groups + here
+    for name, tables in alike.items():
+        table = _held(pa.concat_tables(tables).unify_dictionaries(), settings, held[name])
+        keyed = _keyed(table, every, settings)
         out = keyed["skipped"].notna()
         metric = pd.Categorical(keyed["metric"], list(settings["metrics"]))
         rows.append(keyed.assign(metric=metric)[~out][_ROWS])
-        told = table.loc[keyed.index[out]]
-        reasons.append(told.assign(group=[groups[place] for place in keyed["place"][out]])[_REASONS])
+        reasons.append(table.loc[keyed.index[out]].assign(group=groups[keyed["place"][out]])[_REASONS])
     found = [pd.concat(some[1:] or some, ignore_index=True) for some in (rows, reasons)]
-    return Values(np.array(groups, dtype=object), found[0], computed, found[1])
+    return Values(groups, found[0], computed, found[1])
 
 
 def read_rows(folder: Path, settings: Mapping[str, Any], columns: Sequence[str]) -> Any:
@@ -253,7 +262,7 @@ def read_rows(folder: Path, settings: Mapping[str, Any], columns: Sequence[str])
             rows = rows[rows["method"].isin(held)].sort_values(keys)
             found: dict[str, Any] = {name: table[name].take(pa.array(rows.index)) for name in stored}
             if set(columns) & set(settings["metrics"]):
-                values = _keyed(_values_in(folder, settings, part)[1], examples, settings)
+                values = _keyed(_held(read_table(folder, part["files"]["values"]), settings, part), examples, settings)
                 values = values[values["skipped"].isna()].set_index(keys)
                 for name, of_metric in values.groupby("metric")["value"]:
                     numbers = of_metric.reindex(pd.MultiIndex.from_frame(rows[keys]), fill_value=np.inf).to_numpy()
