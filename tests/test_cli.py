@@ -142,6 +142,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["explain", SENTENCE, "--token", "zebra"], "--token 'zebra' is none of the tokens: [CLS] the pictures of"),
         (["explain", "a hat is a [MASK]", "--token", "a"], "--token 'a' is at the positions 1, 4: pass one of them"),
         (["explain", SENTENCE, "--layer", "4"], "--layer 4 is out of range: the model has 4 layers, -4 to 3"),
+        (["explain", SENTENCE, "--window", "x"], "--window: 'x' is no whole number"),
         (["explain", SENTENCE, "--layer", "last"], "--layer: invalid layer 'last': pass a whole number, or deciding"),
         (["explain", "hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
         (["explain", SENTENCE, "--model", "./nowhere"], "there is no ./nowhere: expected a folder with a model"),

@@ -20,9 +20,13 @@ GONE: Final = {
 
 def positive(word: str) -> int:
     """A number of the command line that is at least 1."""
-    if int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{int(word)} is less than 1")
-    return int(word)
+    try:
+        number = int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def method_name(word: str) -> str:

@@ -45,6 +45,10 @@ NAMED: list[tuple[Any, str]] = [
         "Rollout(LayerAttentionNorm(BertModel, layer=encoder.layer.2, include='encoder'), residual='add')",
     ),
     (ValueZeroing(len, "encoder", values=torch.ones(2, 3)), "ValueZeroing(len, layer='encoder', values=Tensor(2, 3))"),
+    (
+        ValueZeroing(len, "encoder", distance=partial(far, other=far)),
+        "ValueZeroing(len, layer='encoder', distance=partial(far, other=far))",
+    ),
     (ValueGates(MODEL), "ValueGates(BertModel)"),
     (PositionAttribution(), "PositionAttribution()"),
     (RandomAttribution(causal=True), "RandomAttribution(causal=True)"),

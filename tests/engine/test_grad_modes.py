@@ -12,7 +12,7 @@ from captum_vz import ValueZeroing
 from captum_vz.errors import UnsupportedLayerError
 from tests.engine.blocks import block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
-from tests.engine.odd_attentions import Computed, attend, by_hand
+from tests.engine.odd_attentions import Computed, attend, by_hand, plain
 
 
 def only_without_gradients(module: object, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -53,5 +53,14 @@ def test_named_values_need_no_gradients(compute: Callable[..., Tensor], inferenc
     block, x = block_of(Computed(compute)), sequences(2)
     with torch.inference_mode(inference):
         found = ValueZeroing(block, block, values=block.attention.value).attribute(x)
+    with torch.no_grad():
+        assert_same(found, zeroed_one_by_one(block, x))
+
+
+def test_weights_made_in_inference_mode() -> None:
+    """No graph can hold them, so copies stand for them in the run with a graph."""
+    with torch.inference_mode():
+        block = block_of(Computed(plain))
+    found = ValueZeroing(block, block).attribute(x := sequences(2))
     with torch.no_grad():
         assert_same(found, zeroed_one_by_one(block, x))

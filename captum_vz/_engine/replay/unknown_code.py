@@ -100,6 +100,8 @@ class _Graph(AttentionHandler, TorchFunctionMode):
         self.answers: list[tuple[Tensor, Weights | None]] = [*answers]
         self.values: list[Tensor] = []
         self.edges: list[GradientEdge | None] = []  # of each result of torch's functions. None: it needs no gradient.
+        # What stands for tensors that were made in inference mode, which no graph can hold, by their ids.
+        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         runner = site.runner()
         # Copies are saved, because a layer may write over what is saved. Weights that need no gradients are leaves.
         with saved_tensors_hooks(lambda x: x if x.is_leaf else x.clone(), lambda x: x):
@@ -119,12 +121,17 @@ class _Graph(AttentionHandler, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is SET_GRADIENTS:
             return None
-        result = func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(self._in_graph, (args, kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             if (zeroed := self.zeroed.get(len(self.edges))) is not None:
                 result = result.masked_fill(zeroed, 0)
             self.edges.append(None if result.grad_fn is None else get_gradient_edge(result))
         return result
+
+    def _in_graph(self, value: Any) -> Any:
+        inference = isinstance(value, Tensor) and value.is_inference()
+        return self.clones.setdefault(id(value), (value, value.clone()))[1] if inference else value
 
     def entries_of(self, values: list[Tensor]) -> dict[int, Tensor]:
         """The entries that values are made of, in what functions return that project them, by the function's number."""

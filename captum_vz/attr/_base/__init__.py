@@ -115,7 +115,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, (str, int, float, list, tuple, type(None), Described)):
         return repr(value)
     if isinstance(value, partial):
-        return f"partial({', '.join([_shown(value.func), *(f'{key}={one!r}' for key, one in value.keywords.items())])})"
+        named = [f"{key}={_shown(one)}" for key, one in value.keywords.items()]
+        return f"partial({', '.join([_shown(value.func), *named])})"
     return str(getattr(value, "__name__", type(value).__name__))
 
 
