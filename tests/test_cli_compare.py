@@ -12,6 +12,7 @@ from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint
+from tests.command import Output
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -24,14 +25,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def compared(capsys: Output, *arguments: str) -> str:
     assert main(["compare", SENTENCE, "--methods", *CHOSEN, *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     return out
 
 
-def test_what_is_told_of_layers_targets_and_rises(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_told_of_layers_targets_and_rises(capsys: Output) -> None:
     assert main(["compare", SENTENCE, "--methods", "random", "saliency"]) == 0
     assert capsys.readouterr().out.startswith("the tokens on which [MASK] draws most\n")
     assert main(["compare", SENTENCE, "--methods", "random", "--json"]) == 0
@@ -51,7 +52,7 @@ def test_what_is_told_of_layers_targets_and_rises(capsys: pytest.CaptureFixture[
     assert said in capsys.readouterr().out
 
 
-def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_competing_answers_are_told(capsys: Output) -> None:
     """A model whose question nobody knows, here the same model in a folder."""
     for one in load_model():
         one.save_pretrained("folder")
@@ -61,7 +62,7 @@ def test_competing_answers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "competes" not in compared(capsys, "--truth", "--model", "folder", "--foil", "were")
 
 
-def test_picture_and_order_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_and_order_of_methods(capsys: Output) -> None:
     for options, shown in (((), False), (("--truth",), True)):
         assert compared(capsys, "--output", "methods.svg", *options).endswith("picture: methods.svg\n")
         drawn = Path("methods.svg").read_text("utf-8")
@@ -86,7 +87,7 @@ def test_picture_and_order_of_methods(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_picture_carries_its_provenance(
-    arguments: list[str], model: str, method: str, name: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], model: str, method: str, name: str, capsys: Output
 ) -> None:
     assert main([*arguments, "--output", name]) == 0
     capsys.readouterr()
@@ -106,9 +107,7 @@ def test_picture_carries_its_provenance(
         (["--patch", "pictures", "picture"], {"patch": ("pictures", "picture")}),
     ],
 )
-def test_output_is_that_of_the_function(
-    options: list[str], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_that_of_the_function(options: list[str], asked: dict[str, Any], capsys: Output) -> None:
     table = compare("agreement", SENTENCE, CHOSEN, **asked)
     found, expected = json.loads(compared(capsys, *options, "--json")), json.loads(table.to_json())
     assert {name: found[name] for name in expected} == expected
@@ -122,9 +121,7 @@ def test_output_is_that_of_the_function(
 
 
 @pytest.mark.parametrize("columns", [40, 200])
-def test_methods_are_lines_that_fit(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_are_lines_that_fit(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """At most 80 columns, at most as many as the terminal has, and each method's strongest token first."""
     monkeypatch.setattr("captum_vz.cli.texts.room", lambda: columns)
     monkeypatch.setattr("captum_vz.visualization.forms.room", lambda: columns)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from captum_vz.cli import main, parser
-from tests.command import alone_in, forget
+from tests.command import Output, alone_in, forget
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
@@ -54,7 +54,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def page_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Page:
+def page_of(capsys: Output, *arguments: str) -> Page:
     """The page that the command writes, after what is true of all pages."""
     assert main([*arguments, "--html", "page.html"]) == 0
     assert capsys.readouterr().out.endswith("page: page.html\n")
@@ -76,13 +76,13 @@ def page_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Page:
         ["generate", HOSTILE.replace("[MASK]", "it"), "--max-new-tokens", "2", "--mask", "stop", "special"],
     ],
 )
-def test_page_has_the_text_as_text(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_has_the_text_as_text(arguments: list[str], capsys: Output) -> None:
     found = page_of(capsys, *arguments)
     assert "u" not in found.tags
     assert arguments[1] in found.text
 
 
-def test_pages_of_methods_and_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_of_methods_and_of_a_study(capsys: Output) -> None:
     found = page_of(capsys, "compare", SENTENCE, "--methods", "value-zeroing", "attention", "--truth")
     assert found.tags.count("iframe") == 1
     assert found.tags.count("table") == 2  # that of the view, for readers without scripts, and that of the methods
@@ -108,7 +108,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda one: " ".join(one[:1] + one[-1:]))
 def test_output_is_plain_unless_a_terminal_shows_colors(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Piped, under NO_COLOR and in a terminal without colors, the output is the same, without escape sequences."""
     assert main(arguments) == 0
@@ -146,7 +146,7 @@ class Terminal(io.StringIO):
     ],
 )
 def test_progress_is_shown_on_terminals_only(
-    arguments: list[str], texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     assert main(arguments) == 0
     out, err = capsys.readouterr()
@@ -178,7 +178,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)
-def test_example_of_the_help_is_accepted(name: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_help_is_accepted(name: str, line: str, capsys: Output) -> None:
     program, *words = shlex.split(line)
     options = parser().parse_args(words)
     assert (program, options.command) == ("captum-vz", name)
@@ -204,7 +204,7 @@ def test_example_of_the_help_is_accepted(name: str, line: str, capsys: pytest.Ca
     ],
 )
 def test_extras_are_needed_only_where_they_are_named(
-    arguments: list[str], told: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], told: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     forget(monkeypatch, "captum_vz.cli", "captum_vz.app", "captum_vz.demo", "captum_vz.study", "captum_vz.metrics")
     extra = ("accelerate", "gradio", "pandas", "pyarrow", "scipy", "sklearn")

@@ -13,7 +13,7 @@ import captum_vz
 from captum_vz.cli import main
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
-from tests.command import alone_in, refused
+from tests.command import Output, alone_in, refused
 from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def saved(capsys: pytest.CaptureFixture[str]) -> Callable[[Any, Any], str]:
+def saved(capsys: Output) -> Callable[[Any, Any], str]:
     """Save a model and its tokenizer."""
 
     def save(model: Any, words: Any) -> str:
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], capsys: Output) -> None:
     make, arguments, options = CASES[case]
     name = saved(make(), tokenizer())
     assert main(["explain", *arguments, "--model", name, "--json"]) == 0
@@ -89,17 +89,13 @@ def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], caps
     ],
 )
 def test_wrong_use_is_one_line(
-    make: Callable[[], Any],
-    arguments: list[str],
-    told: str,
-    saved: Callable[[Any, Any], str],
-    capsys: pytest.CaptureFixture[str],
+    make: Callable[[], Any], arguments: list[str], told: str, saved: Callable[[Any, Any], str], capsys: Output
 ) -> None:
     name = saved(make(), tokenizer())
     assert told in refused(capsys, "explain", *arguments, "--model", name)
 
 
-def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], capsys: Output) -> None:
     for model, words in ((chooser(), tokenizer()), image_classifier()):
         name = saved(model, words)
         for command in (["compare", SENTENCE], ["verify"]):
@@ -111,7 +107,7 @@ def test_compare_takes_models_of_one_text(saved: Callable[[Any, Any], str], caps
 
 @pytest.mark.parametrize(("make", "token"), [(classifier, None), (tagger, "hat")])
 def test_compare_takes_labels(
-    make: Callable[[], Any], token: str | None, saved: Callable[[Any, Any], str], capsys: pytest.CaptureFixture[str]
+    make: Callable[[], Any], token: str | None, saved: Callable[[Any, Any], str], capsys: Output
 ) -> None:
     """A label by its name or number, and its foil, as `explain` takes them; maps show the row of the same token."""
     model, place = (make(), tokenizer()), {"token": token} if token else {}

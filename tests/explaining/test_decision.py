@@ -21,6 +21,7 @@ from captum_vz.methods.decision import LONGEST
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
+from tests.command import Output
 from tests.explaining.models import deep, joint, views
 
 PREFIX = "the pictures of some hat"
@@ -166,7 +167,7 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
 
 
 def test_maps_of_deep_models_are_computed_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Of the page: of all tokens, with a bar on a terminal."""
     for part in deep(13):

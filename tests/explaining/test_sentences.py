@@ -14,6 +14,7 @@ from captum_vz import ValueZeroing, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_model
+from tests.command import Output
 from tests.explaining.models import SENTENCE, one_by_one, tokenizer, twin
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -127,7 +128,7 @@ def test_command_reads_the_folder_of_an_encoder(
     encoder: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Output,
 ) -> None:
     monkeypatch.setattr(encoder, "prompts", {"query": QUERY})
     encoder.save(str(tmp_path))

@@ -166,8 +166,11 @@ def test_groups_of_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "message"),
+    ("asked", "message"),
     [
+        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
+        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
+        ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
         ("sections", "no sections"),
         ("lines", "by is 'lines'"),
         ([(0, 3), (2, 5)], "overlaps"),
@@ -176,9 +179,10 @@ def test_groups_of_a_source(name: str) -> None:
         ({"end": (3, 99)}, "The span end is"),
     ],
 )
-def test_wrong_groups_are_refused(by: Any, message: str) -> None:
+def test_wrong_groups_and_pictures_are_refused(asked: Any, message: str) -> None:
+    found = found_by()
     with pytest.raises(vz.ArgumentError, match=message):
-        found_by().grouped(by)
+        found.plot(**asked) if isinstance(asked, dict) and "end" not in asked else found.grouped(asked)
 
 
 # Tables and files
@@ -264,19 +268,6 @@ def test_picture_has_all_scores() -> None:
     mask = found.mask("stop", "special")
     expected = torch.cat([found.scores[:, ~mask, -1], found.prefix[:, :2, -1]], dim=1)
     assert torch.equal(drawn(found.plot(mask=mask, prefix=True)), expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
-        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
-        ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
-    ],
-)
-def test_wrong_picture_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vz.ArgumentError, match=message):
-        found_by().plot(**options)
 
 
 def test_view_leaves_out_the_mask() -> None:

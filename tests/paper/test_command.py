@@ -13,9 +13,9 @@ import pytest
 from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences
 from paper.__main__ import main
 from tests import command
+from tests.command import Output
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
-Output = pytest.CaptureFixture[str]
 refused = partial(command.refused, run=main, name="paper")
 
 

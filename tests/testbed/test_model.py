@@ -13,29 +13,18 @@ from train_causal import causal_records, continues_well, next_logits, prefers_go
 from captum_vz import find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import Record, agreement_sentences, load_model, mask_target, models, prefers_good
+from captum_vz.testbed import Record, agreement_sentences, load_model, models, prefers_good
 from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from captum_vz.text import encode_record
+from tests.command import Output
 from tests.testbed.conftest import KINDS, Embedded, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
 LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
-ODD_TEXTS = [
-    "",
-    " ",
-    ".",
-    "The [MASK] costs $3.50 (or 2 for €6,99)!",
-    "“Curly” ‘quotes’ — and\ttabs\nand lines…",
-    "Zoë's naïve café, Łódź, Straße, Ærø.",
-    "smile 😀👩‍👩‍👧 please",
-    "她看见了 её",
-    "x" * 5000,
-    "http://example.org/a?b=c&d=e#f user@example.org C++ <b>&amp;</b> \\n \x00 \u200b",
-]
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) -> None:
     """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -73,15 +62,6 @@ def test_folder_without_model(tmp_path: Path) -> None:
             load_model(wrong)
 
 
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
-    model, tokenizer = embedded
-    batch = tokenizer(text, return_tensors="pt", truncation=True)
-    assert batch["input_ids"][0, 0] == tokenizer.cls_token_id
-    assert batch["input_ids"][0, -1] == tokenizer.sep_token_id
-    assert model(**batch).logits.isfinite().all()
-
-
 def test_prefers_good_in_batches(embedded: Embedded) -> None:
     model, tokenizer = embedded
     records = agreement_sentences(60, seed=11)
@@ -93,22 +73,6 @@ def test_prefers_good_in_batches(embedded: Embedded) -> None:
     record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
         prefers_good(*embedded, [record])
-
-
-@pytest.mark.parametrize(
-    ("good", "bad"),
-    [
-        ("The pictures of some hat are scaring Marcus.", "The pictures of some hat is scaring Marcus."),
-        ("The picture of some hats is scaring Marcus.", "The picture of some hats are scaring Marcus."),
-        ("The picture of some hats doesn't scare Marcus.", "The picture of some hats don't scare Marcus."),
-        ("The boys near the girl hurt themselves.", "The boys near the girl hurt herself."),
-        ("Anna bought these old lamps.", "Anna bought this old lamps."),
-    ],
-)
-def test_model_uses_cue_not_distractor(embedded: Embedded, good: str, bad: str) -> None:
-    record = mask_target({"sentence_good": good, "sentence_bad": bad})
-    assert prefers_good(*embedded, [record]).all()
-    assert prefers_good(*embedded, [record | {"masked": record["masked"].lower()}]).all()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -181,9 +145,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", PACKAGED)
-def test_missing_package_is_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
     with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
         load_model(name)
