@@ -218,13 +218,10 @@ def test_attention_of_a_config_is_not_followed(key: str, name: Any, agreement: s
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_model_without_tokenizer_is_refused(model: Any, saved: Callable[..., str], capsys: Output) -> None:
+def test_model_without_its_tokenizer_is_refused(model: Any, saved: Callable[..., str], capsys: Output) -> None:
     told = refused(capsys, "explain", "hello world", "--model", saved(model))
     assert "comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the same folder" in told
-
-
-def test_larger_tokenizer_is_refused(saved: Callable[..., str], tokenizer: Any, capsys: Output) -> None:
-    folder = saved(transformers.BertModel(transformers.BertConfig(vocab_size=100, **TINY)), tokenizer)
+    folder = saved(transformers.BertModel(transformers.BertConfig(vocab_size=100, **TINY)), load_model()[1])
     told = refused(capsys, "explain", SENTENCE, "--model", folder)
     assert "but the model knows 0 to 99: pass the model's own tokenizer" in told
 
