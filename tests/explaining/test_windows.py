@@ -196,6 +196,12 @@ def test_list_is_each_text_alone(options: dict[str, Any]) -> None:
         torch.testing.assert_close(one.scores, alone.scores)
         assert (one.tokens, one.predictions) == (alone.tokens, alone.predictions)
     assert found[1:][0] is found[1]
+    for given, told in (
+        ((TEXTS, ["one"]), "there are 3 texts and 1 second ones"),
+        (([],), "the list of texts is empty"),
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            captum_vz.explain("agreement", *given, **options)
 
 
 def test_words_table_and_picture_of_several_texts() -> None:
@@ -219,10 +225,3 @@ def test_words_table_and_picture_of_several_texts() -> None:
     ]
     bars = [one.get_width() for one in panel.patches]
     assert bars == pytest.approx([float(scores.mean()) for scores in list(found.words().values())[:4]])
-
-
-def test_pairs_of_several_texts() -> None:
-    with pytest.raises(ArgumentError, match="there are 3 texts and 1 second ones"):
-        captum_vz.explain("agreement", TEXTS, ["one"])
-    with pytest.raises(ArgumentError, match="the list of texts is empty"):
-        captum_vz.explain("agreement", [])

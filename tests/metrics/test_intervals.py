@@ -34,6 +34,11 @@ def test_means_and_many_summaries() -> None:
     assert summary.std == pytest.approx(sqrt((4 + 1 + 9) / 2))
     assert 1 <= summary.low < 3 < summary.high <= 6
     assert str(summary) == f"3.000 [{summary.low:.3f}, {summary.high:.3f}] (3 examples, 2 more undefined)"
+    for few, examples, undefined in (([], 0, 0), ([torch.nan], 0, 1), ([2.0], 1, 0)):
+        summary = summarize(torch.tensor(few))
+        assert (summary.examples, summary.undefined) == (examples, undefined)
+        assert torch.tensor([summary.std, summary.low, summary.high]).isnan().all()
+        assert summary.mean == 2.0 if examples else isnan(summary.mean)
     several = [torch.randn(count) for count in (1, 7, 30, 30, 7, 0)]
     several[3][:23] = torch.nan  # as many known values as others have
     for many, one in zip(summarize_many(several, resamples=99), several, strict=True):
@@ -54,14 +59,6 @@ def test_interval_equals_scipys_bootstrap() -> None:
             low, high = drawn.confidence_interval
             found = summarize(values, **options)
             assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12, abs=1e-14)
-
-
-@pytest.mark.parametrize(("values", "examples", "undefined"), [([], 0, 0), ([torch.nan], 0, 1), ([2.0], 1, 0)])
-def test_too_few_examples_have_no_interval(values: list[float], examples: int, undefined: int) -> None:
-    summary = summarize(torch.tensor(values))
-    assert (summary.examples, summary.undefined) == (examples, undefined)
-    assert torch.tensor([summary.std, summary.low, summary.high]).isnan().all()
-    assert summary.mean == 2.0 if examples else summary.mean != summary.mean
 
 
 def drawn(count: int = 40) -> dict[str, torch.Tensor]:

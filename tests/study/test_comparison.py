@@ -175,7 +175,7 @@ def table() -> Explanation:
     return replace(explanation(["$a|b$", "it", "[MASK]"], 2, scores), refused={"globenc": "it is pre-norm"})
 
 
-def test_table_prints_aligned(table: Explanation) -> None:
+def test_table_is_printed_and_exported_whole(table: Explanation, tmp_path: Path) -> None:
     assert str(table).splitlines() == [
         "               value",
         "             zeroing    alti",
@@ -184,9 +184,6 @@ def test_table_prints_aligned(table: Explanation) -> None:
         "> 2  [MASK]   0.000   0.250",
         "without globenc: it is pre-norm",
     ]
-
-
-def test_table_is_exported_whole(table: Explanation, tmp_path: Path) -> None:
     found = json.loads(table.to_json(tmp_path / "t.json"))
     assert (found["tokens"], found["token"], found["layer"]) == (["$a|b$", "it", "[MASK]"], 2, 3)
     assert found["scores"]["alti"] == [0.5, 0.25, 0.25]
