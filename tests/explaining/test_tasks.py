@@ -310,17 +310,6 @@ def test_choice_explains_the_chosen_answer() -> None:
             explain(model, text, given, **asked)
 
 
-@pytest.mark.parametrize(("name", "text"), [("agreement", MASKED), ("causal", "the pictures of some hat")])
-def test_target_and_foil_are_words(name: str, text: str) -> None:
-    model, words = load_model(name)
-    inputs = words(text, return_tensors="pt")
-    place = inputs.tokens().index("[MASK]") if name == "agreement" else len(inputs.tokens()) - 1
-    right, wrong = words.convert_tokens_to_ids(["are", "is"])
-    found = captum_vz.explain(name, text, target="are", foil="is")
-    torch.testing.assert_close(found.scores, effect(model, inputs, target=(place, right), foil=(place, wrong)))
-    assert (found.method, found.rows[0].name) == ("value-zeroing-effect", "are rather than is")
-
-
 def test_generated_words_of_an_encoder_decoder() -> None:
     words = byte_tokenizer(eos_token="</s>", pad_token="<pad>")
     torch.manual_seed(0)

@@ -185,13 +185,6 @@ def test_foil_of_generated_tokens() -> None:
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
     expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
-    for step in range(3):  # a foil of one step changes this step alone
-        alone = ["some" if place == step else None for place in range(3)]
-        options = {"generated": TARGET, "foil": alone}
-        one = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", **options)
-        none = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET)
-        same = torch.isclose(one.all_scores, none.all_scores, atol=1e-5).flatten(1).all(1)
-        assert same.tolist() == [place != step for place in range(3)]
     with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
         maps().attribute(inp, **asked)
 

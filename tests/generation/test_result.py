@@ -81,6 +81,11 @@ def test_words_clauses_and_sentences() -> None:
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 4, 3)
     torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
+    # A mark belongs to the clause before it, and a sentence ends a clause.
+    _, tokenizer = load_model("causal")
+    ids = tokenizer("the hat, the pictures; some hat: new. the hat", add_special_tokens=False)["input_ids"]
+    member, _ = TokenText.of(tokenizer, ids).groups("clauses")
+    assert [member.count(number) for number in range(max(member) + 1)] == [3, 3, 3, 2, 2]
     # A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself.
     tokenizer = byte_tokenizer()
     sentence = "the 😀😀 is here, is it? " * 3
@@ -89,23 +94,6 @@ def test_words_clauses_and_sentences() -> None:
     assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
     assert text.words[4:12].count(text.words[4]) == 8
     assert len(set(text.sentences)) == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("the hat, the pictures; some hat: new. the hat", [3, 3, 3, 2, 2]),
-        ("the hat is new", [4]),
-        (", the hat , .", [1, 3, 1]),
-    ],
-)
-def test_clauses_end_at_marks(text: str, sizes: list[int]) -> None:
-    """Tokens of clauses: a mark belongs to the clause before it, and a sentence ends a clause."""
-    _, tokenizer = load_model("causal")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    member, names = TokenText.of(tokenizer, ids).groups("clauses")
-    assert names is None
-    assert [member.count(number) for number in range(max(member) + 1)] == sizes
 
 
 def test_joint_groups_of_a_layer_method() -> None:

@@ -54,17 +54,6 @@ def test_maps_equal_growing_texts(name: str) -> None:
         assert not found.prefix[step, step:].any()
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-def test_rollout_equals_growing_texts(name: str) -> None:
-    found = found_by(vz.ValueZeroingRollout, name)
-    assert found.layers == ("layer 0, no residual", "layers 0 to 1, no residual", "layers 0 to 2, no residual")
-    torch.testing.assert_close(rows(found).sum(1), torch.ones(4, 3, dtype=torch.float64))
-    torch.testing.assert_close(found.prompt_share, found.scores.sum(1))
-    assert (found.prompt_share[0] > 1 - 1e-9).all()  # the first new token has the prompt alone
-    for step, expected in enumerate(naive_rows(name, PROMPT, NEW, rollout=True)):
-        torch.testing.assert_close(rows(found)[step, : len(expected)], expected, **CLOSE)
-
-
 LENGTHS = {"dynamic": {}, "longrope": {"short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}}
 
 

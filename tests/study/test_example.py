@@ -18,7 +18,6 @@ from captum_vz.study import BadExampleError, Example, Study, encode, read_csv, r
 from captum_vz.study.examples import as_examples
 from captum_vz.subjects.heads import max_tokens
 from captum_vz.testbed import agreement_sentences
-from captum_vz.text import encode_record, form_ids
 from tests.study.conftest import Decoder, Shipped
 from tests.study.test_run import study
 from tests.view.pages import missing
@@ -170,15 +169,6 @@ def test_other_things_refused(given: Any, told: str) -> None:
 
 
 HATS = Example("wugs", ("the", "hats", "[MASK]", "nice", "."), 2, (1,), "are", "is")
-
-
-def test_example_encoded_like_its_record(shipped: Shipped, examples: list[Example]) -> None:
-    _, tokenizer = shipped
-    for example in examples:
-        encoded, record = encode(tokenizer, example), encode_record(tokenizer, example.to_record())
-        assert list(encoded.ids) == record.encoding["input_ids"][0].tolist()
-        assert (encoded.target, list(encoded.cue)) == (record.target, record.cue)
-        assert encoded.forms == form_ids(tokenizer, example.to_record())
 
 
 def test_text_ends_before_decoder_target(decoder: Decoder, shipped: Shipped) -> None:
