@@ -16,7 +16,7 @@ import captum_vz
 from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import word_mask
+from captum_vz.functional import deciding_layer, word_mask
 from captum_vz.generation import LLMTokenMaps, attribute_generation
 from captum_vz.methods import METHODS, Question
 from captum_vz.methods.decision import LONGEST
@@ -197,12 +197,6 @@ MASKED = "the pictures of some hat [MASK] scaring marcus."
 CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
 
 
-def by_hand(rows: list[list[float]], amounts: list[list[float]], place: int) -> list[float]:
-    """Of each layer: which part of what the decision rests on its row lies on."""
-    rests_on = joint(amounts, (0, place))
-    return [sum(v * r for v, r in zip(row, rests_on, strict=True)) / sum(row) for row in rows]
-
-
 @pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
 @pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
 def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
@@ -212,7 +206,8 @@ def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: s
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", foil])
     rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    products = by_hand(rows, views(model, inputs, (place, are), (place, other)), place)
+    rests_on = joint(views(model, inputs, (place, are), (place, other)), (0, place))
+    products = deciding_layer(torch.tensor(rows), torch.tensor(rests_on), place)[1].tolist()
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -238,8 +233,8 @@ def test_words_are_one_source_each() -> None:
         [sum(view[i] for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
         for view in views(model, inputs, index["target"], index["foil"])[1:]
     ]
-    products = by_hand(rows, [effects[firsts].tolist(), *by_word], at)
-    assert found.layer == products.index(max(products))
+    rests_on = joint([effects[firsts].tolist(), *by_word], (0, at))
+    assert found.layer == deciding_layer(torch.tensor(rows), torch.tensor(rests_on), at)[0]
 
 
 def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pytest.MonkeyPatch) -> None:

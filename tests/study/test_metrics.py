@@ -15,7 +15,6 @@ from captum_vz import find_layers, metrics
 from captum_vz.errors import ArgumentError
 from captum_vz.metrics import MaskedSentences, Prediction, normalized
 from captum_vz.study import Batch, Example, Scorer, encode, metric_named, random_copy, random_layers, sensitivity
-from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Decoder, Shipped
 
 FUNCTIONS: list[tuple[str, Any, Any]] = [
@@ -38,23 +37,10 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def precise(shipped: Shipped) -> Shipped:
-    model, tokenizer = shipped
-    copy = type(model)(model.config)
-    copy.load_state_dict(model.state_dict())
-    return copy.double().eval(), tokenizer
-
-
-@pytest.fixture(scope="module")
-def rows(precise: Shipped, four: list[Example]) -> list[dict[str, Any]]:
+def rows(precise: Shipped, examples: list[Example]) -> list[dict[str, Any]]:
     names = ["cue_dot", "cue_ap", "cue_dot:content", "cue_ap:content", "cue_mrr", "cue_p1", "cue_p3"]
     names += [*(name for name, *_ in FUNCTIONS), *VARIANTS]
-    return Scorer(*precise, ["attention", "random"], names).score(four)
-
-
-@pytest.fixture(scope="module")
-def four() -> list[Example]:
-    return [Example.from_record(record) for record in agreement_sentences(4, seed=3)]
+    return Scorer(*precise, ["attention", "random"], names).score(examples[:4])
 
 
 def test_names_of_metrics_say_how_tokens_are_removed(precise: Shipped) -> None:
@@ -88,12 +74,12 @@ def test_ranks_of_cues_equal_loops(rows: list[dict[str, Any]]) -> None:
 
 
 def test_metrics_of_removal_equal_their_functions(
-    rows: list[dict[str, Any]], precise: Shipped, four: list[Example]
+    rows: list[dict[str, Any]], precise: Shipped, examples: list[Example]
 ) -> None:
     """Tests of :mod:`captum_vz.metrics` compare the functions with loops. Here, each sentence is alone."""
     model, tokenizer = precise
     removals = {"mask": tokenizer.mask_token_id, "blank": tokenizer.unk_token_id, "delete": "delete"}
-    for example in four[:3]:
+    for example in examples[:3]:
         own = [row for row in rows if row["example"] == example.id and row["layer"] in (None, 3)]
         content = own[0]["content"]
         encoded, keep = encode(tokenizer, example), torch.zeros(1, len(own[0]["scores"]), dtype=torch.bool)

@@ -27,12 +27,6 @@ from tests.view.pages import missing
 SHORT = Example("short", ("hats", "[MASK]", "nice"), 1, (0,), "are", "is", group="short")
 
 
-@pytest.fixture(scope="module")
-def precise(shipped: Shipped) -> Shipped:
-    model, tokenizer = shipped
-    return type(model)(model.config).double().eval(), tokenizer
-
-
 def test_batch_equals_single_sentences(precise: Shipped, examples: list[Example]) -> None:
     mixed = [examples[0], SHORT, replace(SHORT, id="without forms", good=None)]
     metrics = ["cue_dot", "cue_ap"]

@@ -4,8 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from captum_vz.testbed import (
     HELD_OUT_PARADIGMS,
@@ -19,6 +17,7 @@ from captum_vz.testbed import (
     training_records,
 )
 from captum_vz.text import encode_record, form_ids, split_words, word_spans
+from tests.explaining.models import byte_tokenizer
 from tests.testbed.conftest import KINDS, PAIRS, Embedded, write_paradigm
 
 AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]
@@ -114,18 +113,6 @@ ODD: list[Record] = [
 RECORDS = ODD + agreement_sentences(50, seed=5)
 
 
-def byte_level_tokenizer(mask: str) -> PreTrainedTokenizerFast:
-    """A tokenizer like RoBERTa's: pieces of bytes, and the space before a word belongs to its first piece."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator([record["masked"] for record in agreement_sentences(200, seed=6)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token=mask)
-
-
 def test_positions_equal_encoding_by_words(embedded: Embedded) -> None:
     tokenizer = embedded[1]
     for record in RECORDS:
@@ -136,9 +123,13 @@ def test_positions_equal_encoding_by_words(embedded: Embedded) -> None:
         assert encoded.cue == [by_words.word_ids().index(word) for word in record["cue"]]
 
 
+#: What makes one token of each of the words "the" and "some" with the space before them.
+MERGES = [(f"Ġ{word[:end]}", word[end]) for word in ("the", "some") for end in range(len(word))]
+
+
 @pytest.mark.parametrize("mask", ["<mask>", "[MASK]", "~"])
 def test_positions_with_byte_level_tokenizer(mask: str) -> None:
-    tokenizer = byte_level_tokenizer(mask)
+    tokenizer = byte_tokenizer(*MERGES, mask_token=mask)
     for record in RECORDS:
         encoded = encode_record(tokenizer, record)
         ids = encoded.encoding["input_ids"][0]
@@ -171,8 +162,7 @@ def test_forms_and_own_words(embedded: Embedded) -> None:
     assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == tuple(
         tokenizer.convert_tokens_to_ids(["are", "is"])
     )
-    tokenizer = byte_level_tokenizer("<mask>")
-    tokenizer.mask_token = None
+    tokenizer = byte_tokenizer()
     with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
         encode_record(tokenizer, RECORDS[0])
 
