@@ -29,7 +29,6 @@ MASK = 6
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the command runs."""
     return alone_in(tmp_path, monkeypatch)
 
 

@@ -34,8 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def saved(capsys: Output) -> Callable[[Any, Any], str]:
-    """Save a model and its tokenizer."""
-
     def save(model: Any, words: Any) -> str:
         model.save_pretrained("model")
         words.save_pretrained("model")

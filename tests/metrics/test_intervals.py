@@ -102,7 +102,6 @@ def test_pairs_equal_scipy_in_a_loop() -> None:
 @pytest.mark.parametrize("count", [1, 2, 5, 10])
 @pytest.mark.parametrize("digits", [0, 1, 8])
 def test_exact_p_equals_scipys(count: int, digits: int) -> None:
-    """With ties and zeros."""
     gaps = np.random.default_rng(count).normal(0.3, 1, count).round(digits)
     assert _wilcoxon(gaps) == pytest.approx(stats.wilcoxon(gaps, zero_method="zsplit").pvalue if gaps.any() else 1)
 

@@ -126,16 +126,13 @@ def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> Non
         pd.testing.assert_frame_equal(written, found.tables[name])
     for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    page = (folder / "page.pdf").read_bytes()
-    assert page.startswith(b"%PDF")
-    assert b"/Subtype /CIDFontType2" in page  # TrueType
+    assert (folder / "page.pdf").read_bytes().startswith(b"%PDF")
     (digest,) = {line.split()[7].rstrip(",") for line in found.repeat if line.startswith("Model agreement")}
     for name in ("page", "probing"):
         assert digest in read_provenance(folder / f"{name}.png")["model agreement"]
 
 
 def points(panel: Any) -> list[float]:
-    """Where the methods' points stand."""
     return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
 
 

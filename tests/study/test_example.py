@@ -210,7 +210,7 @@ def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shi
     with pytest.raises(BadExampleError, match="the cue is word 3, after the target"):
         encode(decoder[1], replace(HATS, cue=(3,)))
     with pytest.raises(BadExampleError, match="first word"):
-        encode(decoder[1], replace(HATS, target=0, cue=()))
+        encode(decoder[1], replace(HATS, target=0, words=("[MASK]", "hats"), cue=()))
 
 
 def test_positions_after_padding_are_fewer(shipped: Shipped, decoder: Decoder) -> None:

@@ -37,7 +37,6 @@ LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) -> None:
-    """Loading does not change the random state. The model is in float32 and in eval mode."""
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -241,7 +240,6 @@ def test_script_writes_loadable_model(kind: str, blimp: Path, tmp_path: Path) ->
 
 
 def test_training_pairs_leave_out_held_out(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held-out sentences are left out even if the grammar gives the same sentences."""
     monkeypatch.setattr(train_masked, "GRAMMAR_SEED", BLIMP_SEED)
     evaluation = {record["sentence_good"] for records in held_out(blimp).values() for record in records}
     grammar = {record["sentence_good"] for record in agreement_sentences(5 * PAIRS, BLIMP_SEED)}
