@@ -13,6 +13,8 @@ import pytest
 
 from captum_vz.cli import main
 
+Output = pytest.CaptureFixture[str]  # what a command has printed
+
 
 def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, in which the command then runs, without a user's wishes about colors."""
@@ -36,9 +38,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def refused(
-    capsys: pytest.CaptureFixture[str], *arguments: str, run: Callable[[list[str]], int] = main, name: str = "captum-vz"
-) -> str:
+def refused(capsys: Output, *arguments: str, run: Callable[[list[str]], int] = main, name: str = "captum-vz") -> str:
     """The error of a command: one line on stderr, and nothing on stdout."""
     try:
         status: Any = run(list(arguments))

@@ -33,7 +33,7 @@ GRIDS = ["attr", "attr_norms", "captum", "engine", "engine_folded", "generation"
 GRIDS += ["rehearsal", "sweep"]
 # Files that take half a minute or more. They begin first, so that no process waits for another at the end.
 LONG = ["test_site.py", "test_browser.py", "test_docs.py", "test_surfaces.py", "test_report.py", "test_real_models.py"]
-LONG += ["test_engines.py", "test_controls.py", "test_growing.py", "test_verify.py", "test_odd_layers.py"]
+LONG += ["test_engines.py", "test_growing.py", "test_verify.py", "test_odd_layers.py"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

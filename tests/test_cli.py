@@ -21,7 +21,7 @@ import captum_vz
 from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
-from tests.command import alone_in, refused
+from tests.command import Output, alone_in, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -29,24 +29,23 @@ MASK = 6
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where the command runs."""
     return alone_in(tmp_path, monkeypatch)
 
 
-def explain_and_tell(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+def explain_and_tell(capsys: Output, *arguments: str) -> tuple[str, str]:
     """The output of the command, and its remarks on stderr."""
     assert main(["explain", *arguments]) == 0
     return capsys.readouterr()
 
 
-def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def explain(capsys: Output, *arguments: str) -> str:
     """The output of the command, with nothing on stderr."""
     out, err = explain_and_tell(capsys, *arguments)
     assert err == ""
     return out
 
 
-def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def explain_json(capsys: Output, *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
     return found
 
@@ -57,7 +56,7 @@ def explain_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[st
 @pytest.mark.parametrize(
     ("token", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
 )
-def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_is_a_position_or_text(token: str, position: int, capsys: Output) -> None:
     assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
 
 
@@ -78,9 +77,7 @@ def test_token_is_a_position_or_text(token: str, position: int, capsys: pytest.C
         ),
     ],
 )
-def test_what_may_not_be_meant_is_told(
-    text: str, token: int, told: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_may_not_be_meant_is_told(text: str, token: int, told: list[str], capsys: Output) -> None:
     out, err = explain_and_tell(capsys, text, "--method", "random")
     assert err.splitlines() == [f"captum-vz: {remark}" for remark in told]
     assert f"> {token}  " in out
@@ -91,7 +88,7 @@ def test_what_may_not_be_meant_is_told(
 # The picture
 
 
-def test_pictures_are_drawn_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_drawn_on_request(folder: Path, capsys: Output) -> None:
     """As PNG, unless the name says otherwise."""
     explain_json(capsys, SENTENCE)
     assert not list(folder.iterdir())
@@ -120,7 +117,7 @@ def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"pictures  0." in written.getvalue()
 
 
-def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     def remarking(batch: Batch) -> Tensor:
         warnings.warn("a row stays zero", stacklevel=2)
         return torch.ones_like(batch.inputs["input_ids"]) / 11
@@ -167,11 +164,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     ],
 )
 def test_bad_command_says_why(
-    arguments: list[str],
-    message: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Before a model runs."""
 
@@ -185,9 +178,7 @@ def test_bad_command_says_why(
 
 
 @pytest.mark.parametrize("error", [ValueError("odd\ninput"), RuntimeError("odd input"), MemoryError()])
-def test_error_of_a_model_is_one_line(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_a_model_is_one_line(error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     def forward(*_: Any, **__: Any) -> None:
         raise error
 
@@ -204,9 +195,7 @@ def test_error_of_a_model_is_one_line(
         (["study", "--grammar", "9", "--folder", "s", "--quiet"], "stopped. The same command continues from here."),
     ],
 )
-def test_ctrl_c_is_one_line(
-    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_one_line(arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """The signal comes while the model runs."""
     monkeypatch.setattr(transformers.BertModel, "forward", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(arguments) == 130
@@ -263,7 +252,7 @@ sys.meta_path.insert(0, Interrupt())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "captum-vz: stopped.\n")
 
 
-def test_version_bare_command_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_bare_command_and_names(capsys: Output) -> None:
     for arguments, told in ((["--version"], f"captum-vz {captum_vz.__version__}\n"), ([], "usage: captum-vz")):
         with pytest.raises(SystemExit) as end:
             main(arguments)

@@ -20,7 +20,7 @@ from torch import Tensor
 from captum_vz.cli import main
 from captum_vz.testbed import load_model
 from captum_vz.testbed.models import NAMES
-from tests.command import refused
+from tests.command import Output, refused
 from tests.explaining.models import byte_tokenizer
 from tests.reference.case import BEFORE_5
 
@@ -35,7 +35,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def saved(tmp_path: Path, capsys: Output) -> Callable[..., str]:
     """Save a model, and its tokenizer if there is one, in a folder."""
 
     def save(model: Any, tokenizer: Any = None) -> str:
@@ -59,7 +59,7 @@ def change_weights(folder: str, change: Callable[[Weights], Weights]) -> None:
     save_file(change(load_file(path)), path, {"format": "pt"})
 
 
-def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
+def explained(capsys: Output, *arguments: str) -> tuple[dict[str, Any], str]:
     """What the command prints as JSON, and what it tells on stderr."""
     status = main(["explain", *arguments, "--json"])
     out, err = capsys.readouterr()
@@ -97,7 +97,7 @@ SMALLER = "do not fit: the checkpoint holds bert.encoder.layer.2.output.dense.bi
     ],
 )
 def test_missing_weights_are_refused(
-    change: Callable[[Weights], Weights], told: str, agreement: str, capsys: pytest.CaptureFixture[str]
+    change: Callable[[Weights], Weights], told: str, agreement: str, capsys: Output
 ) -> None:
     """By a study as well, before anything is computed."""
     change_weights(agreement, change)
@@ -121,7 +121,7 @@ MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoMod
     ],
 )
 def test_damaged_files_and_code_are_told(
-    file: str, change: Callable[[bytes], bytes], told: str, agreement: str, capsys: pytest.CaptureFixture[str]
+    file: str, change: Callable[[bytes], bytes], told: str, agreement: str, capsys: Output
 ) -> None:
     Path(agreement, "mine.py").write_text(f"import os; os.mkdir({agreement + '/trapped'!r})")
     Path(agreement, file).write_bytes(change(Path(agreement, file).read_bytes()))
@@ -129,7 +129,7 @@ def test_damaged_files_and_code_are_told(
     assert not Path(agreement, "trapped").exists()
 
 
-def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_weights_are_told(agreement: str, capsys: Output) -> None:
     change_weights(agreement, lambda weights: weights | {"bert.encoder.layer.0.lora_A": torch.ones(2)})
     found, err = explained(capsys, SENTENCE, "--model", agreement)
     assert err == (
@@ -142,9 +142,7 @@ def test_unexpected_weights_are_told(agreement: str, capsys: pytest.CaptureFixtu
     assert explained(capsys, SENTENCE, "--model", agreement)[1] == ""
 
 
-def test_unused_parts_may_be_missing(
-    saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_parts_may_be_missing(saved: Callable[..., str], tokenizer: Any, capsys: Output) -> None:
     model = transformers.BertForTokenClassification(transformers.BertConfig(vocab_size=len(tokenizer), **TINY))
     found, err = explained(capsys, "[MASK]", "--model", saved(model, tokenizer), "--method", "value-zeroing")
     assert len(found["maps"]) == 2
@@ -175,7 +173,7 @@ class Trap:
 
 
 def test_pickled_weights_are_not_read(
-    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(agreement, "model.safetensors").unlink()
@@ -196,9 +194,7 @@ def test_pickled_weights_are_not_read(
         ("_attn_implementation_internal", "someone/kernel"),
     ],
 )
-def test_attention_of_a_config_is_not_followed(
-    key: str, name: Any, agreement: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attention_of_a_config_is_not_followed(key: str, name: Any, agreement: str, capsys: Output) -> None:
     """A kernel of the hub would be fetched and run."""
     path = Path(agreement, "config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: name}))
@@ -222,17 +218,10 @@ def test_attention_of_a_config_is_not_followed(
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_model_without_tokenizer_is_refused(
-    model: Any, saved: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_without_its_tokenizer_is_refused(model: Any, saved: Callable[..., str], capsys: Output) -> None:
     told = refused(capsys, "explain", "hello world", "--model", saved(model))
     assert "comes without a tokenizer: its vocabulary holds no word. Save its tokenizer in the same folder" in told
-
-
-def test_larger_tokenizer_is_refused(
-    saved: Callable[..., str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = saved(transformers.BertModel(transformers.BertConfig(vocab_size=100, **TINY)), tokenizer)
+    folder = saved(transformers.BertModel(transformers.BertConfig(vocab_size=100, **TINY)), load_model()[1])
     told = refused(capsys, "explain", SENTENCE, "--model", folder)
     assert "but the model knows 0 to 99: pass the model's own tokenizer" in told
 
@@ -241,7 +230,7 @@ def test_larger_tokenizer_is_refused(
 
 
 @pytest.mark.parametrize("name", ["no/such-model", "nosuchmodel"])
-def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: Output) -> None:
     """By a study as well, before anything is computed."""
     study = ["study", "--grammar", "2", "--folder", str(tmp_path / "out"), "--model", "agreement", name]
     for command in (["explain", SENTENCE, "--model", name], study):
@@ -251,7 +240,7 @@ def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "out").exists()
 
 
-def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """A server that takes a connection and never answers. The hub's own client would try six times."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
@@ -267,9 +256,7 @@ def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.parametrize("command", [["explain", "a"], ["study", "--grammar", "2", "--folder", "s"]])
-def test_model_that_the_hub_does_not_have(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_that_the_hub_does_not_have(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """The hub is asked once, and answers that it has no such file."""
     asked = []
 
@@ -292,9 +279,7 @@ def test_model_that_the_hub_does_not_have(
     assert asked == ["/no/such-model/resolve/main/config.json"]
 
 
-def test_slow_name_server_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """The search for an address takes no limit of seconds."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
@@ -306,7 +291,7 @@ def test_slow_name_server_is_not_waited_for(
 
 
 def test_known_model_needs_no_network(
-    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    agreement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """A model that an earlier run has fetched."""
     cache = tmp_path / "hub"

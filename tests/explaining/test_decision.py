@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from captum.attr import TextTokenInput
 from torch import Tensor
 
 import captum_vz
-from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.functional import word_mask
-from captum_vz.generation import attribute_generation
+from captum_vz.functional import deciding_layer, word_mask
+from captum_vz.generation import LLMTokenMaps, attribute_generation
 from captum_vz.methods import METHODS, Question
 from captum_vz.methods.decision import LONGEST
+from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
+from tests.command import Output
 from tests.explaining.models import deep, joint, views
 
 PREFIX = "the pictures of some hat"
@@ -79,17 +83,15 @@ def test_deep_models_answer_with_the_decision_and_where_it_is_read() -> None:
     assert len(found.view(maps=True).rows.tokens) == len(found.tokens)
 
 
-@pytest.mark.parametrize("options", [{"method": "value-zeroing"}, {"layer": 3}, {"window": 4}])
-def test_what_is_asked_for_is_what_is_shown(options: dict[str, Any]) -> None:
-    assert "decision" not in captum_vz.explain(deep(), PREFIX, **options).parts
-
-
 def test_shallow_models_and_short_texts_have_a_layer() -> None:
     assert list(captum_vz.explain("causal", PREFIX).parts) == ["value-zeroing"]
     assert list(captum_vz.explain(deep(11), PREFIX).parts) == ["value-zeroing"]
     assert list(captum_vz.explain(deep(12), PREFIX).parts) == ["decision", "value-zeroing"]
     # Nothing is left but the first token and the explained one.
     assert list(captum_vz.explain(deep(), "the").parts) == ["value-zeroing"]
+    # What is asked for is what is shown.
+    for options in ({"method": "value-zeroing"}, {"layer": 3}, {"window": 4}):
+        assert "decision" not in captum_vz.explain(deep(), PREFIX, **options).parts
 
 
 def test_long_texts_are_explained_by_relevance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +168,7 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
 
 
 def test_maps_of_deep_models_are_computed_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Of the page: of all tokens, with a bar on a terminal."""
     for part in deep(13):
@@ -195,12 +197,6 @@ MASKED = "the pictures of some hat [MASK] scaring marcus."
 CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
 
 
-def by_hand(rows: list[list[float]], amounts: list[list[float]], place: int) -> list[float]:
-    """Of each layer: which part of what the decision rests on its row lies on."""
-    rests_on = joint(amounts, (0, place))
-    return [sum(v * r for v, r in zip(row, rests_on, strict=True)) / sum(row) for row in rows]
-
-
 @pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
 @pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
 def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
@@ -210,7 +206,8 @@ def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: s
     assert place is not None
     are, other = tokenizer.convert_tokens_to_ids(["are", foil])
     rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    products = by_hand(rows, views(model, inputs, (place, are), (place, other)), place)
+    rests_on = joint(views(model, inputs, (place, are), (place, other)), (0, place))
+    products = deciding_layer(torch.tensor(rows), torch.tensor(rests_on), place)[1].tolist()
     best = sorted(range(len(products)), key=lambda layer: -products[layer])
     assert found.layer == best[0]
     torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
@@ -236,8 +233,8 @@ def test_words_are_one_source_each() -> None:
         [sum(view[i] for i, one in enumerate(words) if one == word) for word in dict.fromkeys(words)]
         for view in views(model, inputs, index["target"], index["foil"])[1:]
     ]
-    products = by_hand(rows, [effects[firsts].tolist(), *by_word], at)
-    assert found.layer == products.index(max(products))
+    rests_on = joint([effects[firsts].tolist(), *by_word], (0, at))
+    assert found.layer == deciding_layer(torch.tensor(rows), torch.tensor(rests_on), at)[0]
 
 
 def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,3 +271,99 @@ def test_refusals(model: str, options: dict[str, Any], message: str) -> None:
     text = MASKED if model == "agreement" else "some hat is small."
     with pytest.raises(ArgumentError, match=message):
         captum_vz.explain(model, text, **({"layer": "deciding"} | options))
+
+
+# The first token of causal models: set apart where rows are mostly on it, and where rollouts end
+
+
+TOKENS, ROW = ["The", "capital", "of", "France", "is"], [0.5, 0.0, 0.0, 0.25, 0.25]
+REMARK = "The, the first token, takes 50 %: shares of the others are without it"
+ROLLOUT = "value-zeroing-rollout"
+
+
+def explained(*shares: float, row: list[float] = ROW, method: str = "attention", is_causal: bool = True) -> Explanation:
+    """A row, after layers in which its first token has these shares."""
+    layers = torch.tensor([*([one, *[(1 - one) / 4] * 4] for one in shares), row], dtype=torch.float64)
+    about = [Row("is", 4, layers[-1])], layers[None], tuple(map(str, range(len(layers)))), len(layers) - 1
+    part = Part(method, METHODS[method], *about, is_causal=is_causal)
+    return Explanation(TOKENS, {method: part}, words=list(range(5)), special=[False] * 5)
+
+
+def test_first_token_is_set_apart() -> None:
+    found = explained(0.1, 0.9)
+    _, *lines, remark = str(found).split("\n")
+    assert remark == REMARK
+    assert [line.replace(">", " ").split()[:3] for line in lines] == [
+        ["1", "capital", "0.0000"],
+        ["2", "of", "0.0000"],
+        ["3", "France", "0.5000"],
+        ["4", "is", "0.5000"],
+    ]
+    told = json.loads(found.to_json())
+    assert told["scores"] == list(found.to_pandas()["is"]) == ROW
+    assert told["without_first"] == {"attention": [None, 0.0, 0.0, 0.5, 0.5]}
+    assert "left out" in found.plot().get_suptitle()
+    assert "The, the first token, takes 50 %, and is left out (Options)." in found.view().subtitle
+
+
+def test_table_of_several_methods() -> None:
+    """How far a method agrees is of whole rows, in the table and in its picture."""
+    found = explained(0.9)
+    found.truth = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0], dtype=torch.float64)
+    assert found.agreement == {"attention": 0.75}
+    assert REMARK not in str(found)
+    assert re.search(r" 0 +The +0\.500\*? +0\.500", str(found))
+    texts = [text.get_text() for axes in found.plot().axes for text in axes.texts]
+    assert "0.75" in texts and "0.50" not in texts
+    first, other = explained(0.9), explained(0.1)
+    both = Explanation(TOKENS, {"attention": first.first, "alti-layer": other.first})
+    assert re.search(r" 0 +The +0\.500\*?$", str(both), re.MULTILINE)
+    assert REMARK.replace("50 %", "50 % of attention") in str(both).split("\n")
+    assert both.shares["attention"].tolist() == ROW
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        explained(*[0.1] * 10),  # in no other layer
+        explained(0.9, row=[0.2, 0.8, 0.0, 0.0, 0.0]),  # not in this layer
+        explained(0.9, is_causal=False),
+        explained(0.9, method="value-zeroing-effect"),  # amounts
+        explained(0.9, row=[1.0, 0.0, 0.0, 0.0, 0.0], method=ROLLOUT),  # nothing would be left
+    ],
+)
+def test_nothing_is_apart(found: Explanation) -> None:
+    assert found.first.apart is None
+    assert "The" in str(found).split("\n")[1]
+    assert "without_first" not in found.to_dict()
+
+
+@pytest.fixture(scope="module")
+def flat() -> tuple[Any, Any]:
+    return deep(spread=0.02)
+
+
+def test_rollout_of_generated_text_says_nothing(flat: tuple[Any, Any]) -> None:
+    found = attribute_generation(flat, PREFIX, ROLLOUT, max_new_tokens=2)
+    assert "says nothing here: nearly all is on [CLS]" in found.printed().split("\n")[-1]
+    assert "says nothing" in found.printed(step=0)
+    assert "says nothing" not in found.printed(layer=0)
+    assert "says nothing" in str(attribute_generation(flat, PREFIX, ROLLOUT, max_new_tokens=2, layer=23).remarks())
+    maps = LLMTokenMaps(ValueZeroingRollout(flat[0]), flat[1])
+    with pytest.warns(UserWarning, match="first column. Choose layer 'deciding'"):
+        maps.attribute(TextTokenInput(PREFIX, flat[1]), gen_args={"max_new_tokens": 2})
+
+
+def test_where_rollouts_say_nothing(flat: tuple[Any, Any]) -> None:
+    found = captum_vz.explain("causal", PREFIX, method=ROLLOUT, token=-1)
+    assert not any("says nothing" in line for line in found.remarks())
+    assert found.view().methods[0].panels[-1].label == "rollout, residual 0.5"
+    found = captum_vz.explain(flat, PREFIX, method="value-zeroing", token=-1)
+    assert found.rollout is not None
+    assert found.rollout[-1, 0] > 0.95
+    assert len(found.plot(maps=True).axes) == 24 + 1  # a colour bar
+    labels = [panel.label for panel in found.view(maps=True).methods[0].panels]
+    assert labels == [f"layer {index}" for index in range(24)]
+    several = compare(flat, PREFIX, [ROLLOUT, "value-zeroing"], token=-1)
+    assert [line.split(" says ")[0] for line in several.remarks()] == [ROLLOUT]
+    assert several.view().layer == 23

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import captum_vz
+from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.result import TokenText
 from captum_vz.study import compare
@@ -46,24 +46,6 @@ def test_effects_of_groups(kind: Any) -> None:
     assert NAMES[kind][0] in found.view().html()
 
 
-@torch.no_grad()
-def row_by_hand(text: str, groups: list[list[int]], place: int) -> Tensor:
-    """How far the mask's output of layer 3 turns if the layer has no values of a group: the shares."""
-    model, words = load_model()
-    layer, inputs, rows = model.bert.encoder.layer[3], words(text, return_tensors="pt"), list[Tensor]()
-    with layer.register_forward_hook(lambda *call: rows.append(call[2][0] if type(call[2]) is tuple else call[2])):
-        for group in [[], *groups]:
-
-            def zero(module: Any, given: Any, output: Tensor, group: list[int] = group) -> Tensor:
-                return output.index_fill(1, torch.tensor(group, dtype=torch.long), 0)
-
-            with layer.attention.self.value.register_forward_hook(zero):
-                model(**inputs)
-    clean, *changed = (row.reshape(-1, row.shape[-1])[place] for row in rows)
-    distances = torch.stack([1 - torch.cosine_similarity(clean, one, dim=0) for one in changed])
-    return distances / distances.sum()
-
-
 @pytest.mark.parametrize(
     ("kind", "groups"),
     [
@@ -76,7 +58,10 @@ def test_row_of_the_mask(kind: Any, groups: list[list[int]]) -> None:
     """The mask is apart from its sentence, so that its row and its line of the maps are the same."""
     text = "the pictures. of some hat [MASK], the hat."
     found = captum_vz.explain("agreement", text, words=kind)
-    torch.testing.assert_close(found.scores, row_by_hand(text, groups, 7), rtol=1e-4, atol=1e-5)
+    model, inputs = load_model()[0], tokenizer()(text, return_tensors="pt")
+    member = torch.tensor([next(i for i, group in enumerate(groups) if place in group) for place in range(13)])
+    row = ValueZeroing(model, find_layers(model)[3]).attribute(inputs, feature_mask=member[None], token=7)[0]
+    torch.testing.assert_close(found.scores, row[[group[0] for group in groups]], rtol=1e-4, atol=1e-5)
     assert found.token is not None
     assert found.rows[0].name == found.tokens[found.token] == "[MASK]"
     torch.testing.assert_close(found.maps[3][found.token], found.scores)

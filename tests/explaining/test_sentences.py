@@ -14,6 +14,7 @@ from captum_vz import ValueZeroing, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.testbed import load_model
+from tests.command import Output
 from tests.explaining.models import SENTENCE, one_by_one, tokenizer, twin
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -109,32 +110,16 @@ def test_sentence_encoder_explains_a_similarity(encoder: Any) -> None:
         captum_vz.explain(load_model()[0].bert, one, other, tokenizer=tokenizer())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "asked"),
-    [
-        (["--pair", "a dog runs"], {"text_pair": "a dog runs"}),
-        (
-            ["--pair", "a dog runs", "--prompt-name", "query", ""],
-            {"text_pair": "a dog runs", "prompt_name": ["query", ""]},
-        ),
-        (["--prompt-name", "query"], {"prompt_name": "query"}),
-        (["--sentences"], {"words": "sentences"}),
-    ],
-)
 def test_command_reads_the_folder_of_an_encoder(
-    arguments: list[str],
-    asked: dict[str, Any],
-    encoder: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    encoder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.setattr(encoder, "prompts", {"query": QUERY})
     encoder.save(str(tmp_path))
-    assert (tmp_path / "modules.json").exists()
-    text = "the cat sits. it is 3.14 years old."
+    text, other, names = "the cat sits. it is 3.14 years old.", "a dog runs", ["query", ""]
     capsys.readouterr()
-    assert main(["explain", text, "--model", str(tmp_path), "--json", *arguments]) == 0
-    found, expected = json.loads(capsys.readouterr().out), captum_vz.explain(encoder, text, **asked)
+    asked = ["--sentences", "--pair", other, "--prompt-name", *names]
+    assert main(["explain", text, "--model", str(tmp_path), "--json", *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = captum_vz.explain(encoder, text, other, words="sentences", prompt_name=names)
     assert found["tokens"] == expected.tokens
     torch.testing.assert_close(torch.tensor(found["scores"]), expected.scores, **CLOSE)

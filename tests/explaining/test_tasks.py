@@ -110,35 +110,28 @@ def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int |
             label_number(wanted, dict(enumerate(names)), "target")
 
 
-def test_foil_differs_from_what_is_explained() -> None:
-    model = classifier()
-    label = int(model(**tokenizer()(SENTENCE, return_tensors="pt")).logits.argmax())
-    for target, foil in (("PERSON", 1), (None, label)):
-        with pytest.raises(ArgumentError, match=f"foil is {foil!r}, which is what is explained"):
-            explain(model, SENTENCE, target=target, foil=foil)
-    with pytest.raises(ArgumentError, match="foil is 'are', which is what is explained"):
-        captum_vz.explain("agreement", MASKED, target="are", foil="are")
+WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for value in (1.0, True, ["PERSON"], b"1")]
 
 
 @pytest.mark.parametrize(
-    ("make", "asked"),
+    ("make", "asked", "told"),
     [
-        (classifier, {"target": 1, "method": "value-zeroing"}),
-        (classifier, {"foil": 1, "method": "attention"}),
-        (classifier, {"token": 1}),
-        (lambda: "agreement", {"target": "are", "method": "value-zeroing"}),
+        (classifier, {"target": 1, "method": "value-zeroing"}, "^target is .* leave "),
+        (classifier, {"foil": 1, "method": "attention"}, "^foil is .* leave "),
+        (classifier, {"token": 1}, "^token is .* leave "),
+        (lambda: "agreement", {"target": "are", "method": "value-zeroing"}, "^target is .* leave "),
+        (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is what is explained"),
+        (classifier, {"foil": 0}, "foil is 0, which is what is explained"),  # the prediction
+        (lambda: "agreement", {"target": "are", "foil": "are"}, "foil is 'are', which is what is explained"),
+        *(
+            (lambda: "agreement", {name: value}, f"^{name} is .*, of type {type(value).__name__}: pass a whole number")
+            for name, value in WRONG
+        ),
     ],
 )
-def test_nothing_that_is_asked_for_is_ignored(make: Any, asked: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"^{next(iter(asked))} is .* leave "):
-        explain(make(), SENTENCE, **asked)
-
-
-@pytest.mark.parametrize("name", ["target", "foil", "token", "layer"])
-@pytest.mark.parametrize("value", [1.0, True, ["PERSON"], b"1"])
-def test_wrong_types_are_named(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"^{name} is .*, of type {type(value).__name__}: pass a whole number"):
-        captum_vz.explain("agreement", SENTENCE, **{name: value})
+def test_refusals_of_labels_and_types(make: Any, asked: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        explain(make(), SENTENCE if make is classifier else MASKED, **asked)
 
 
 def test_map_of_a_decoder_is_the_row_of_its_last_token() -> None:
@@ -315,17 +308,6 @@ def test_choice_explains_the_chosen_answer() -> None:
     ]:
         with pytest.raises(ArgumentError, match=told):
             explain(model, text, given, **asked)
-
-
-@pytest.mark.parametrize(("name", "text"), [("agreement", MASKED), ("causal", "the pictures of some hat")])
-def test_target_and_foil_are_words(name: str, text: str) -> None:
-    model, words = load_model(name)
-    inputs = words(text, return_tensors="pt")
-    place = inputs.tokens().index("[MASK]") if name == "agreement" else len(inputs.tokens()) - 1
-    right, wrong = words.convert_tokens_to_ids(["are", "is"])
-    found = captum_vz.explain(name, text, target="are", foil="is")
-    torch.testing.assert_close(found.scores, effect(model, inputs, target=(place, right), foil=(place, wrong)))
-    assert (found.method, found.rows[0].name) == ("value-zeroing-effect", "are rather than is")
 
 
 def test_generated_words_of_an_encoder_decoder() -> None:

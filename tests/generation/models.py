@@ -76,7 +76,7 @@ def steps_of(name: str, prompt: list[int], new: list[int]) -> list[Case]:
     return [replace(case, inputs=inputs_of(name, prompt, new[:step])) for step in range(len(new))]
 
 
-def naive_rows(name: str, prompt: list[int], new: list[int], rollout: bool = False) -> list[Tensor]:
+def naive_rows(name: str, prompt: list[int], new: list[int]) -> list[Tensor]:
     """The row of the last position in each step, `(in, layers)`: Value Zeroing by hand, on growing texts."""
     rows = []
     for case in steps_of(name, prompt, new):
@@ -85,9 +85,6 @@ def naive_rows(name: str, prompt: list[int], new: list[int], rollout: bool = Fal
             maps = [value_zeroing_of_run(case, layer, attention="cross")[0] for layer in range(count)]
         else:
             maps = [one[0] for one in naive_value_zeroing_maps(case)]
-        if rollout:
-            for index in range(1, len(maps)):
-                maps[index] = maps[index] @ maps[index - 1]
         rows.append(torch.stack([one[-1] for one in maps], dim=-1))
     return rows
 

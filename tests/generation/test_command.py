@@ -18,7 +18,7 @@ from transformers import (
 from captum_vz import ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from captum_vz.cli import main
 from captum_vz.generation import attribute_generation
-from tests.command import refused
+from tests.command import Output, refused
 from tests.generation.models import case_of, tokenizer_of_words
 
 TEXT = "the pictures of some hat"
@@ -26,7 +26,7 @@ MODEL = case_of("llama", torch.float32).model
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> Path:
     """The folder where the command runs, with a model in `llama`."""
     monkeypatch.chdir(tmp_path)
     MODEL.save_pretrained(tmp_path / "llama")
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path
 
 
-def generate(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def generate(capsys: Output, *arguments: str) -> str:
     assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "3", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -46,7 +46,7 @@ def from_api(method: Any, **options: Any) -> Any:
     return attribute_generation((MODEL, tokenizer_of_words()), TEXT, method, 3, **{"do_sample": False, **options})
 
 
-def test_json_equals_the_api(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_json_equals_the_api(capsys: Output, folder: Path) -> None:
     record = json.loads(generate(capsys, "--json", "--mask", "stop"))
     found = from_api(partial(ValueZeroingRollout, residual=0.5))
     torch.testing.assert_close(torch.tensor(record["scores"]).permute(1, 2, 0), found.scores)
@@ -59,7 +59,7 @@ def test_json_equals_the_api(capsys: pytest.CaptureFixture[str], folder: Path) -
     assert record["generated"] == list(from_api(ValueZeroing, do_sample=True, seed=3).generated.labels)
 
 
-def test_table_names_the_strongest_tokens(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_table_names_the_strongest_tokens(capsys: Output, folder: Path) -> None:
     options = "--method value-zeroing --layer 0 --mask stop --output steps.png"
     lines = generate(capsys, *options.split()).splitlines()
     found = from_api(ValueZeroing)
@@ -75,7 +75,7 @@ def test_table_names_the_strongest_tokens(capsys: pytest.CaptureFixture[str], fo
     assert Image.open(folder / "steps.png").size[0] > 300
 
 
-def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_step_has_all_prompt_tokens(capsys: Output) -> None:
     """Tokens keep their place in the prompt if others are hidden. One layer is computed alone."""
     options = ["--method", "value-zeroing-effect-layer", "--layer", "0"]
     lines = generate(capsys, *options, "--step", "-1", "--mask", "the,some").splitlines()
@@ -88,7 +88,7 @@ def test_one_step_has_all_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> N
     assert [float(one[2]) for one in shown] == pytest.approx(expected, abs=1e-4)
 
 
-def test_unknown_words_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_words_are_told(capsys: Output) -> None:
     assert main(["generate", TEXT, "--model", "llama", "--max-new-tokens", "1", "--mask", "hat,unheardof"]) == 0
     assert capsys.readouterr().err == "captum-vz: --mask: 'unheardof' is no word of the prompt.\n"
     assert main(["generate", "the \N{CJK UNIFIED IDEOGRAPH-732B} hat [MASK]", "--max-new-tokens", "1"]) == 0
@@ -112,9 +112,7 @@ def test_unknown_words_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "bert"], "BertForMaskedLM has no generate, so it continues no text"),
     ],
 )
-def test_bad_command_says_why(
-    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_command_says_why(arguments: list[str], message: str, folder: Path, capsys: Output) -> None:
     if "bert" in arguments:
         size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
         BertForMaskedLM(BertConfig(vocab_size=60, **size)).save_pretrained(folder / "bert")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import LLMAttributionResult
 from torch import Tensor
 
 import captum_vz as vz
@@ -82,6 +81,11 @@ def test_words_clauses_and_sentences() -> None:
     assert clauses.prompt.labels == expected
     assert clauses.scores.shape == (3, 4, 3)
     torch.testing.assert_close(clauses.scores.sum(1) + clauses.prefix.sum(1), torch.ones(3, 3).double())
+    # A mark belongs to the clause before it, and a sentence ends a clause.
+    _, tokenizer = load_model("causal")
+    ids = tokenizer("the hat, the pictures; some hat: new. the hat", add_special_tokens=False)["input_ids"]
+    member, _ = TokenText.of(tokenizer, ids).groups("clauses")
+    assert [member.count(number) for number in range(max(member) + 1)] == [3, 3, 3, 2, 2]
     # A tokenizer of bytes splits an emoji into four tokens, none of which is text by itself.
     tokenizer = byte_tokenizer()
     sentence = "the 😀😀 is here, is it? " * 3
@@ -90,23 +94,6 @@ def test_words_clauses_and_sentences() -> None:
     assert words[:8] == ["the", "😀😀", "is", "here", ",", "is", "it", "?"]
     assert text.words[4:12].count(text.words[4]) == 8
     assert len(set(text.sentences)) == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("the hat, the pictures; some hat: new. the hat", [3, 3, 3, 2, 2]),
-        ("the hat is new", [4]),
-        (", the hat , .", [1, 3, 1]),
-    ],
-)
-def test_clauses_end_at_marks(text: str, sizes: list[int]) -> None:
-    """Tokens of clauses: a mark belongs to the clause before it, and a sentence ends a clause."""
-    _, tokenizer = load_model("causal")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    member, names = TokenText.of(tokenizer, ids).groups("clauses")
-    assert names is None
-    assert [member.count(number) for number in range(max(member) + 1)] == sizes
 
 
 def test_joint_groups_of_a_layer_method() -> None:
@@ -166,8 +153,11 @@ def test_groups_of_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "message"),
+    ("asked", "message"),
     [
+        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
+        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
+        ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
         ("sections", "no sections"),
         ("lines", "by is 'lines'"),
         ([(0, 3), (2, 5)], "overlaps"),
@@ -176,9 +166,10 @@ def test_groups_of_a_source(name: str) -> None:
         ({"end": (3, 99)}, "The span end is"),
     ],
 )
-def test_wrong_groups_are_refused(by: Any, message: str) -> None:
+def test_wrong_groups_and_pictures_are_refused(asked: Any, message: str) -> None:
+    found = found_by()
     with pytest.raises(vz.ArgumentError, match=message):
-        found_by().grouped(by)
+        found.plot(**asked) if isinstance(asked, dict) and "end" not in asked else found.grouped(asked)
 
 
 # Tables and files
@@ -226,21 +217,12 @@ def test_json_and_saved_result_are_the_same(tmp_path: Path) -> None:
         GenerationAttribution.load(tmp_path / "x")
 
 
-# Captum's result
-
-
-def test_captums_result() -> None:
+def test_captums_result_without_the_mask() -> None:
     found = found_by()
-    result = found.to_llm_attribution_result()
-    assert isinstance(result, LLMAttributionResult)
-    assert torch.equal(result.token_attr, found.scores[..., -1])
-    torch.testing.assert_close(result.seq_attr, found.scores[..., -1].sum(0))
-    assert result.input_tokens == list(found.prompt.labels)
-    assert result.output_tokens == list(found.generated.labels)
     mask = found.mask("special", "stop")
     result = found.to_llm_attribution_result(0, mask=mask, renormalize=True)
+    assert result.output_tokens == list(found.generated.labels)
     assert not result.token_attr[:, mask].any()
-    torch.testing.assert_close(result.token_attr.sum(1), torch.ones(3, dtype=torch.float64))
     expected = found.scores[..., 0].masked_fill(mask, 0)
     torch.testing.assert_close(result.token_attr, expected / expected.sum(1, keepdim=True))
 
@@ -264,19 +246,6 @@ def test_picture_has_all_scores() -> None:
     mask = found.mask("stop", "special")
     expected = torch.cat([found.scores[:, ~mask, -1], found.prefix[:, :2, -1]], dim=1)
     assert torch.equal(drawn(found.plot(mask=mask, prefix=True)), expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
-        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
-        ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
-    ],
-)
-def test_wrong_picture_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vz.ArgumentError, match=message):
-        found_by().plot(**options)
 
 
 def test_view_leaves_out_the_mask() -> None:

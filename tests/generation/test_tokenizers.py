@@ -165,15 +165,10 @@ def test_cues_are_of_the_context(name: str, method: str) -> None:
     assert found.to_pandas()["token"].tolist() == list(found.tokens)
 
 
-@pytest.mark.parametrize(("context", "text"), [("", SHORT), (" ", SHORT), (BEFORE, "")])
-def test_context_without_tokens_is_refused(context: str, text: str) -> None:
-    with pytest.raises(ArgumentError, match="adds no tokens before the text"):
-        context_reliance("causal", context, text)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        *((one, "adds no tokens before the text") for one in (("", SHORT), (" ", SHORT), (BEFORE, ""))),
         ((5, SHORT), "context is of type int: pass a text"),
         ((BEFORE, None), "text is of type NoneType: pass a text"),
         ((BEFORE, SHORT, "value-zeroing"), "explains the state of a token: pass a method that explains the output"),
@@ -182,9 +177,6 @@ def test_context_without_tokens_is_refused(context: str, text: str) -> None:
 def test_wrong_arguments(given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         context_reliance("causal", *given)
-
-
-def test_context_with_an_image_is_refused() -> None:
-    """The texts were compared without the image."""
+    # The texts would be compared without the image.
     with pytest.raises(ArgumentError, match="compares two texts, but was passed pixel_values"):
         context_reliance("causal", BEFORE, SHORT, pixel_values=torch.zeros(1, 3, 8, 8))

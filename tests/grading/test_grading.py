@@ -17,6 +17,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz_lessons.__main__ import main
 from captum_vz_lessons.lab import grade_notebook, lessons
 from tests import command
+from tests.command import Output
 from tests.engine.parameters import sampled
 
 IMPORT = "from captum_vz_lessons import check"
@@ -43,7 +44,7 @@ def attempt(name: str, source: str) -> list[str | NotebookNode]:
 
 
 @pytest.mark.slow
-def test_table_of_a_class(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_table_of_a_class(tmp_path: Path, capfd: Output) -> None:
     folder = tmp_path / "handed_in"
     folder.mkdir()
     checks = [check_cell(name, id=name) for name in ("first", "second")]
@@ -108,7 +109,7 @@ def test_notebook_that_does_not_end(tmp_path: Path, source: str) -> None:
     assert list(grade.exercises.values()) == [True, False]
 
 
-def test_command_writes_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_copies(tmp_path: Path, capsys: Output) -> None:
     folder = tmp_path / "class"
     assert main(["student", "09", "10", "--folder", str(folder)]) == 0
     copies = sorted(folder.iterdir())
@@ -119,9 +120,7 @@ def test_command_writes_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "may hold a student's work" in refused(capsys, "student", "09", "--folder", str(folder))
 
 
-def test_start_opens_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_start_opens_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Output) -> None:
     """JupyterLab's own lines are shown, the kernel's warning of its connection is not. Notebooks stay as they are."""
     lab = tmp_path / "jupyterlab.py"
     lab.write_text(
@@ -139,7 +138,7 @@ def test_start_opens_what_is_there(
     assert (folder / lessons()[1].name).read_text("utf-8") == lessons()[1].read_text("utf-8")
 
 
-def test_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses(tmp_path: Path, capsys: Output) -> None:
     assert "there is no notebook in" in refused(capsys, "grade", str(tmp_path))
     assert "there is no lesson '12'" in refused(capsys, "student", "12")
     written(tmp_path / "one.ipynb")

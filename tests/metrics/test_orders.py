@@ -31,9 +31,8 @@ from captum_vz.metrics import (
     sufficiency,
     sufficiency_bounds,
 )
-from tests.metrics.toy import BAD, CLS, GOOD, MASK, PAD, SEP, UNK, additive, sigmoid
+from tests.metrics.test_faithfulness import BAD, CLS, GOOD, MASK, PAD, REMOVALS, SEP, UNK, additive, sigmoid
 
-REMOVALS = [UNK, MASK, "delete"]
 # Ten sentences of one to six content tokens, so that all their orders can be tried.
 LENGTHS = [1, 2, 3, 3, 4, 4, 5, 5, 6, 6]
 

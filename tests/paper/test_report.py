@@ -1,26 +1,36 @@
 """The paper's evaluations together: their tables equal those of the parts, and a second start repeats nothing."""
 
 import ast
+import json
 import re
+import runpy
+import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from transformers import BertModel
 
 from captum_vz.metrics import description_length, linear_probe, probing_correlation
-from captum_vz.study import Example, Study, encode
+from captum_vz.study import Example, Scorer, Study, encode, with_interval
 from captum_vz.study.examples import pad
-from captum_vz.testbed import agreement_sentences
+from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences, load_model
 from captum_vz.visualization import read_provenance
 from paper import Reproduction, reproduce
+from paper.__main__ import main
 from paper.evaluations import FEWEST
-from tests.study.conftest import Shipped, parts_of
+from paper.report import CHECKS, TRUTHS
+from tests import command
+from tests.command import Output
+from tests.study.conftest import Shipped, parts_of, without_drawing
+from tests.testbed.conftest import KINDS
 
 METHODS = ["value-zeroing", "alti", "random"]
 
@@ -41,15 +51,6 @@ def found(shipped: Shipped, sentences: list[Example], folder: Path) -> Reproduct
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("paper.evaluations.SEEDS", (0, 1))
         return reproduce({"agreement": shipped}, sentences, folder, METHODS, resamples=50, quiet=True, controls=0)
-
-
-def test_summary_equals_the_study(found: Reproduction, folder: Path) -> None:
-    study = Study(folder / "agreement")
-    pd.testing.assert_frame_equal(found.tables["summary"], study.summary)
-    assert list(study.settings["metrics"]) == ["cue_dot", "cue_ap", "blank_out"]
-    whole = found.tables["summary"].query("group == 'all'").set_index(["method", "layer", "metric"])
-    # The embedded model was trained on such sentences: in its last layer, scores lie on the cue.
-    assert whole.loc[("value-zeroing", 3, "cue_dot"), "mean"] > 0.5 > whole.loc[("value-zeroing", 0, "cue_dot"), "mean"]
 
 
 def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, sentences: list[Example]) -> None:
@@ -79,6 +80,7 @@ def test_probing_uses_states_at_target(found: Reproduction, shipped: Shipped, se
 
 def test_correlation_uses_methods_cue_alignment(found: Reproduction, folder: Path) -> None:
     rows = Study(folder / "agreement").rows(["example", "method", "layer", "cue_dot"])
+    pd.testing.assert_frame_equal(found.tables["summary"], Study(folder / "agreement").summary)
     assert found.tables["correlation"]["method"].tolist() == METHODS[:2]  # random has no layers
     for line in found.tables["correlation"].itertuples():
         layers = [rows[(rows["method"] == line.method) & (rows["layer"] == layer)] for layer in range(4)]
@@ -124,16 +126,13 @@ def test_report_and_files_hold_results(found: Reproduction, folder: Path) -> Non
         pd.testing.assert_frame_equal(written, found.tables[name])
     for name in ("agreement/figures/cue_dot", "agreement/figures/cue_ap", "probing"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    page = (folder / "page.pdf").read_bytes()
-    assert page.startswith(b"%PDF")
-    assert b"/Subtype /CIDFontType2" in page  # TrueType
+    assert (folder / "page.pdf").read_bytes().startswith(b"%PDF")
     (digest,) = {line.split()[7].rstrip(",") for line in found.repeat if line.startswith("Model agreement")}
     for name in ("page", "probing"):
         assert digest in read_provenance(folder / f"{name}.png")["model agreement"]
 
 
 def points(panel: Any) -> list[float]:
-    """Where the methods' points stand."""
     return [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "None"]
 
 
@@ -213,3 +212,118 @@ def test_names_do_not_end_cells(shipped: Shipped, sentences: list[Example], tmp_
     assert r"| a\|b " in report and "| c d " in report
     for table in re.findall(r"(?:^\|.*\n)+", report, re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+# The controls, and the models side by side
+
+
+CONTROLLED = ["value-zeroing", "attention-rollout", "position"]
+CONTROLS = 5
+NAMES = ("agreement", "causal")
+
+
+@pytest.fixture(scope="module")
+def controls_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("controls") / "out"
+
+
+@pytest.fixture(scope="module")
+def controlled(controls_folder: Path) -> Reproduction:
+    examples = [Example.from_record(record) for record in agreement_sentences(6, paradigm="relational_noun")]
+    models = {name: load_model(name) for name in NAMES}
+    with without_drawing():
+        return reproduce(models, examples, controls_folder, CONTROLLED, resamples=20, quiet=True, controls=CONTROLS)
+
+
+def test_tables_equal_their_parts(controlled: Reproduction) -> None:
+    examples = [Example.from_record(record) for record in agreement_sentences(CONTROLS, seed=1)]
+    for name in NAMES:
+        own = controlled.tables["sanity"].query("model == @name").set_index(["metric", "method"])["mean"]
+        rows = pd.DataFrame(Scorer(*load_model(name), CONTROLLED, list(CHECKS)).score(examples))
+        last = rows.groupby(["method", "example"]).tail(1).groupby("method")[list(CHECKS)].mean()
+        for check in CHECKS:
+            assert own[check].to_dict() == pytest.approx(last[check].to_dict())
+    rows = [row for row in Scorer(*load_model(), CONTROLLED, list(TRUTHS)).score(examples) if row["skipped"] is None]
+    truth = controlled.tables["truth"].query("model == 'agreement' and group == 'all'").set_index(["method", "metric"])
+    for metric in TRUTHS:
+        values = [row[metric] for row in rows if row["method"] == "position"]
+        assert truth.loc[("position", metric), "mean"] == pytest.approx(np.nanmean(values))
+    # The cue of most sentences stands where the position baseline has little.
+    assert truth.loc[("position", "value_patching"), "mean"] < 0.5
+
+
+def test_report_shows_controls_and_models(controlled: Reproduction, controls_folder: Path) -> None:
+    counts = [line.split(",")[0] for line in controlled.repeat if line.startswith("Sentences")]
+    assert counts == ["Sentences: 6", f"Sentences of the controls: {CONTROLS}"]
+    report = (controls_folder / "report.md").read_text("utf-8")
+    assert report == f"{controlled}\n"
+    lines = [[cell.strip() for cell in x.split("|")[1:-1]] for x in report.splitlines() if x.startswith("| ")]
+    sanity = next(line for line in lines if line[0] == "position" and line[-1] == "no")
+    # A baseline that looks at no model does not pass.
+    assert [cell.split()[0] for cell in sanity[1:]] == ["1.00", "1.00", "no"] * 2
+    assert "agreement, sanity" not in report
+    whole = controlled.tables["truth"].query("model == 'agreement' and group == 'all' and method == 'position'")
+    cells = [with_interval(*row) for row in whole.set_index("metric").loc[list(TRUTHS), ["mean", "low", "high"]].values]
+    assert ["position", *cells] in lines
+    whole = controlled.tables["summary"].query("group == 'all' and metric == 'cue_dot'")
+    means = [whole.query("model == @name and method == 'value-zeroing'")["mean"].iloc[-1] for name in NAMES]
+    assert ["value-zeroing", *(f"{mean:.2f}" for mean in means)] in lines
+    for name in ("sanity", "truth", "truth_differences"):
+        assert len(pd.read_csv(controls_folder / f"{name}.csv"))
+
+
+# `python tutorials/paper`: its sentences, its models, and its errors of one line
+
+
+refused = partial(command.refused, run=main, name="paper")
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_held_out_blimp(capsys: Output, working_folder: Path) -> None:
+    """A folder in BLiMP's format with the grammar's sentences. BLiMP writes anaphors in another form."""
+    for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
+        records = [record | {"UID": paradigm} for record in agreement_sentences(6, paradigm=kind)]
+        (working_folder / f"{paradigm}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    asked = ["--blimp", ".", "--methods", "random", "--folder", "out", "--controls", "0"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    (found,) = re.findall(r"## agreement: (\d+) sentences, (\d+) skipped", out)
+    assert 12 <= sum(map(int, found)) <= 15
+    assert out.endswith("tables, figures and this report: out\n")
+    assert main([*asked, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_errors_are_one_line(capsys: Output, monkeypatch: pytest.MonkeyPatch, working_folder: Path) -> None:
+    assert "anaphor_number_agreement.jsonl is missing" in refused(capsys, "--blimp", "nowhere", "--folder", "out")
+    assert "there are 0 examples: pass at least 1" in refused(capsys, "--grammar", "0", "--folder", "out")
+    (working_folder / "taken").write_text("", encoding="utf-8")
+    assert "taken" in refused(capsys, "--grammar", "2", "--folder", "taken", "--methods", "random")
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paper.__main__.reproduce", stopped)
+    assert main(["--grammar", "2", "--folder", "out"]) == 130
+    assert capsys.readouterr().err == "paper: stopped. The same command continues from here.\n"
+
+
+def test_program_and_report_without_empty_tables(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, working_folder: Path
+) -> None:
+    """A method without layers has no row in the table of layers. One sentence has no interval."""
+    assert main(["--grammar", "1", "--methods", "random", "--folder", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "in each layer" not in out
+    assert "nan" not in out
+    script = Path(__file__).parents[2] / "tutorials" / "paper"
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(script), run_name="__main__")
+    assert left.value.code == 0
+    assert "usage: python tutorials/paper" in capsys.readouterr().out

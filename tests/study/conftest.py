@@ -1,5 +1,6 @@
 """The embedded model, and the grammar's sentences as examples."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,13 @@ def parts_of(figure: Any) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def shipped() -> Shipped:
     return load_model()
+
+
+@pytest.fixture(scope="session")
+def precise(shipped: Shipped) -> Shipped:
+    """The same in float64."""
+    model, tokenizer = shipped
+    return copy.deepcopy(model).double(), tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from captum_vz.cli import main
 from captum_vz.study import Example, Study, run_study, write_jsonl
 from captum_vz.subjects import loading as app_models
 from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences, load_model
-from tests.command import assert_records_equal_file, refused
+from tests.command import Output, assert_records_equal_file, refused
 from tests.study.test_run import assert_same_study, parts
 
 METHODS = ["value-zeroing", "random"]
@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
     return tmp_path
 
 
-def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_study_runs_and_prints_results(capsys: Output, folder: Path) -> None:
     examples = [Example.from_record(record) for record in agreement_sentences(6)]
     assert main(["study", "--grammar", "6", "--folder", "s", "--methods", *METHODS]) == 0
     out, err = capsys.readouterr()
@@ -43,7 +43,7 @@ def test_study_runs_and_prints_results(capsys: pytest.CaptureFixture[str], folde
     assert not re.search("cue_dot|blank_out", out)
 
 
-def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: Output) -> None:
     forms = {"sentence_good": "The sketch of Rosa is red.", "sentence_bad": "The sketch of Rosa are red."}
     for paradigm in HELD_OUT_PARADIGMS:
         records = [json.dumps(forms | {"UID": paradigm, "pairID": str(number)}) for number in range(10)]
@@ -68,7 +68,7 @@ def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: pytes
     assert {example.words[max(example.cue)] for example in behind if example.cue} == {"sketch"}
 
 
-def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_is_read_in_words(folder: Path, capsys: Output) -> None:
     (folder / "my.csv").write_text("text,target,cue,good,bad\nThe hats of Rosa are red.,are,hats,are,is\n")
     assert main(["study", "--csv", "my.csv", "--methods", "random", "--folder", "s", "--quiet"]) == 0
     assert Study("s").rows()[["cue_dot", "blank_out"]].notna().all(axis=None)
@@ -90,16 +90,14 @@ def test_csv_is_read_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) 
         (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
     ],
 )
-def test_bad_command_gives_one_line(
-    arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_command_gives_one_line(arguments: list[str], told: str, folder: Path, capsys: Output) -> None:
     (folder / "file").write_text("")
     (folder / "other").mkdir()
     (folder / "other" / "thesis.tex").write_text("")
     assert told in refused(capsys, "study", *arguments)
 
 
-def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_of_skipped_examples_fails(folder: Path, capsys: Output) -> None:
     write_jsonl("bad.jsonl", [Example(str(i), ("hats", "[MASK]"), 7) for i in range(3)])
     options = ["study", "--jsonl", "bad.jsonl", "--folder", "s", "--methods", "random", "--quiet"]
     told = (
@@ -112,7 +110,7 @@ def test_study_of_skipped_examples_fails(folder: Path, capsys: pytest.CaptureFix
     assert len(pd.read_csv("s/skipped.csv")) == 3
 
 
-def test_json_equals_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_equals_the_files(folder: Path, capsys: Output) -> None:
     bad = Example("bad, of two words", ("hats", "[MASK]"), 7)
     write_jsonl("some.jsonl", [*map(Example.from_record, agreement_sentences(3)), bad])
     assert main(["study", "--jsonl", "some.jsonl", "--folder", "s", "--methods", *METHODS, "--json"]) == 0
@@ -171,9 +169,7 @@ def test_plugin_is_read(folder: Path, own_names: None, monkeypatch: pytest.Monke
         ("bad.py", "def", "bad.py: SyntaxError"),
     ],
 )
-def test_wrong_plugin_is_one_line(
-    name: str, text: str | None, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_plugin_is_one_line(name: str, text: str | None, told: str, folder: Path, capsys: Output) -> None:
     if text is not None:
         (folder / name).write_text(text)
     assert told in refused(capsys, "study", "--grammar", "2", "--plugin", name, "--folder", "s")

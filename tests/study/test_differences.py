@@ -125,7 +125,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return Study(folder / "s")
 
 
-def test_settings_name_everything(typed: Study) -> None:
+def test_settings_and_figures_name_everything(typed: Study) -> None:
     found = json.loads((typed.folder / "study.json").read_text())["provenance"]
     (maker,) = found["models"]["agreement"]
     model, _ = load_model()
@@ -133,10 +133,6 @@ def test_settings_name_everything(typed: Study) -> None:
     assert maker["model"] == type(model).__name__
     assert (maker["dtype"], maker["device"], maker["torch"]) == ("float32", "cpu", torch.__version__)
     assert (found["confidence"], found["resamples"], found["seeds"]["bootstrap"]) == (0.95, 1999, 0)
-
-
-def test_figures_carry_it(typed: Study) -> None:
-    (maker,) = typed.settings["provenance"]["models"]["agreement"]
     for figure in (typed.plot("cue_dot"), typed.plot_differences("cue_dot")):
         foot = figure.get_supxlabel().replace("\n", " ")
         assert maker["weights"][:8] in foot

@@ -21,7 +21,7 @@ from captum_vz.errors import UnsupportedLayerError
 from captum_vz.study import Batch, Example, Study, as_method, encode, read_jsonl
 from captum_vz.study.folder import blocks_of, claim, fingerprint, read_examples
 from captum_vz.testbed import load_model
-from tests.command import refused
+from tests.command import Output, refused
 from tests.study.test_run import in_a_process, parts, study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -202,9 +202,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_files_are_one_line(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_files_are_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.chdir(tmp_path)
     good = b'{"tokens": ["a", "b"], "target": 0}\n'
     Path("x.jsonl").write_bytes(BROKEN[kind] if kind == "UTF-16" else good + BROKEN[kind])
@@ -227,7 +225,7 @@ def test_broken_files_are_one_line(
     "record", [b"null", b"\xff", b"{}", b'{"sentence_good": 5, "sentence_bad": "a"}', b"[" * 99_999]
 )
 def test_broken_blimp_is_one_line(
-    record: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("blimp").mkdir()

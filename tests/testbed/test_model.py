@@ -1,5 +1,6 @@
 """The embedded models and those of packages: their size, their loading, their inputs and their accuracy."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -7,36 +8,35 @@ from typing import Any
 
 import pytest
 import torch
+import train_causal
+import train_masked
 import transformers
+from safetensors.torch import load_file
 from train_causal import causal_records, continues_well, next_logits, prefers_good_next
 
 from captum_vz import find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import Record, agreement_sentences, load_model, mask_target, models, prefers_good
+from captum_vz.testbed import (
+    HELD_OUT_PARADIGMS,
+    Record,
+    agreement_sentences,
+    held_out,
+    load_model,
+    models,
+    prefers_good,
+)
 from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from captum_vz.text import encode_record
-from tests.testbed.conftest import KINDS, Embedded, trained_sentences
+from tests.command import Output
+from tests.testbed.conftest import BLIMP_SEED, KINDS, PAIRS, Embedded, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
 LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
-ODD_TEXTS = [
-    "",
-    " ",
-    ".",
-    "The [MASK] costs $3.50 (or 2 for €6,99)!",
-    "“Curly” ‘quotes’ — and\ttabs\nand lines…",
-    "Zoë's naïve café, Łódź, Straße, Ærø.",
-    "smile 😀👩‍👩‍👧 please",
-    "她看见了 её",
-    "x" * 5000,
-    "http://example.org/a?b=c&d=e#f user@example.org C++ <b>&amp;</b> \\n \x00 \u200b",
-]
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Loading does not change the random state. The model is in float32 and in eval mode."""
+def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -73,15 +73,6 @@ def test_folder_without_model(tmp_path: Path) -> None:
             load_model(wrong)
 
 
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_model_runs_on_any_text(embedded: Embedded, text: str) -> None:
-    model, tokenizer = embedded
-    batch = tokenizer(text, return_tensors="pt", truncation=True)
-    assert batch["input_ids"][0, 0] == tokenizer.cls_token_id
-    assert batch["input_ids"][0, -1] == tokenizer.sep_token_id
-    assert model(**batch).logits.isfinite().all()
-
-
 def test_prefers_good_in_batches(embedded: Embedded) -> None:
     model, tokenizer = embedded
     records = agreement_sentences(60, seed=11)
@@ -93,22 +84,6 @@ def test_prefers_good_in_batches(embedded: Embedded) -> None:
     record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
         prefers_good(*embedded, [record])
-
-
-@pytest.mark.parametrize(
-    ("good", "bad"),
-    [
-        ("The pictures of some hat are scaring Marcus.", "The pictures of some hat is scaring Marcus."),
-        ("The picture of some hats is scaring Marcus.", "The picture of some hats are scaring Marcus."),
-        ("The picture of some hats doesn't scare Marcus.", "The picture of some hats don't scare Marcus."),
-        ("The boys near the girl hurt themselves.", "The boys near the girl hurt herself."),
-        ("Anna bought these old lamps.", "Anna bought this old lamps."),
-    ],
-)
-def test_model_uses_cue_not_distractor(embedded: Embedded, good: str, bad: str) -> None:
-    record = mask_target({"sentence_good": good, "sentence_bad": bad})
-    assert prefers_good(*embedded, [record]).all()
-    assert prefers_good(*embedded, [record | {"masked": record["masked"].lower()}]).all()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -181,9 +156,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", PACKAGED)
-def test_missing_package_is_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
     with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
         load_model(name)
@@ -224,3 +197,52 @@ def test_two_processes_convert_at_once(converted: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.rename", late)
     load_model("smollm2")
     assert list(converted.parent.iterdir()) == [converted]
+
+
+# The training scripts run end to end on a small folder in BLiMP's format
+
+
+TINY = ["--epochs=1", "--grammar-pairs=100", "--layers=1", "--width=16", "--heads=2"]
+SCRIPTS: dict[str, tuple[Any, list[str]]] = {
+    "BertForMaskedLM": (train_masked, []),
+    "RobertaPreLayerNormForMaskedLM": (train_masked, ["--architecture=roberta-prelayernorm"]),
+    "LlamaForCausalLM": (train_causal, []),
+}
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_script_writes_loadable_model(kind: str, blimp: Path, tmp_path: Path) -> None:
+    """It reads texts of the greatest length, and its card states the command without the machine's paths."""
+    script, more = SCRIPTS[kind]
+    script.main(["--blimp", str(blimp), "--output", str(tmp_path / "m"), *TINY, *more])
+    model, tokenizer = load_model(str(tmp_path / "m"))
+    assert type(model).__name__ == kind
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
+    weights = load_file(tmp_path / "m" / "model.safetensors")  # each once, in half precision
+    assert {weight.dtype for weight in weights.values()} == {torch.float16}
+    assert sum(weight.numel() for weight in weights.values()) == sum(weight.numel() for weight in model.parameters())
+    longest = tokenizer("hat " * 200, truncation=True, return_tensors="pt")
+    assert longest["input_ids"].shape == (1, train_masked.MAX_LENGTH)
+    assert model(**longest).logits.isfinite().all()
+    card = json.loads((tmp_path / "m" / "card.json").read_text("utf-8"))
+    assert card["command"].startswith(
+        f"python tutorials/training/{script.__name__}.py --blimp PATH --seed 0 --epochs 1"
+    )
+    assert all(one.replace("=", " ") in card["command"] for one in more)
+    assert str(blimp) not in json.dumps(card)
+    if script is train_masked:
+        figures = card["accuracy"]["held_out"]
+        measured = [figures[paradigm] for paradigm in HELD_OUT_PARADIGMS if paradigm in figures]
+        pairs = figures["overall"]["pairs"]
+        assert pairs == sum(one["pairs"] for one in measured) == 5 * (PAIRS // 2) - figures["dropped"]
+        right = sum(one["pairs"] * one["accuracy"] for one in measured)
+        assert figures["overall"]["accuracy"] == pytest.approx(right / pairs, abs=1e-3)
+
+
+def test_training_pairs_leave_out_held_out(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_masked, "GRAMMAR_SEED", BLIMP_SEED)
+    evaluation = {record["sentence_good"] for records in held_out(blimp).values() for record in records}
+    grammar = {record["sentence_good"] for record in agreement_sentences(5 * PAIRS, BLIMP_SEED)}
+    assert grammar > evaluation
+    pairs = train_masked.training_pairs(blimp, grammar_pairs=5 * PAIRS)
+    assert {record["sentence_good"] for record in pairs} == grammar - evaluation

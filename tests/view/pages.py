@@ -75,7 +75,6 @@ def part(page: Any, name: str) -> None:
 
 
 def layer(page: Any, name: str) -> Any:
-    """The button of a layer."""
     return page.locator(".strip button").filter(has_text=name).first
 
 
@@ -93,7 +92,6 @@ def release(page: Any) -> None:
 
 
 def tokens(page: Any, view: int = 0) -> Any:
-    """The buttons of the tokens."""
     return page.locator("#texts > div").nth(view).locator(".flow button")
 
 

@@ -59,10 +59,6 @@ def test_axe_finds_nothing(theme: str, opened: Open) -> None:
     part(page, "predict")
     token(page, "pic").click()
     assert not violations(page)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_checks_all_heads(theme: str, opened: Open) -> None:
     heads = [torch.stack(maps)[None] for maps in TWO.values()]
     page = opened(view(heads, TOKENS, token=5, theme=theme).html())
     part(page, "heads")

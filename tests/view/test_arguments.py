@@ -50,6 +50,7 @@ def test_maps_in_every_form(maps: Any, expected: dict[str, list[str]]) -> None:
         ([MAP / 0], {}, "NaN or infinity"),
         ([MAP], {"rollout": {"x": MAP}}, "rollout is a dict of x"),
         ({"a": [MAP], "b": [MAP]}, {"rollout": MAP}, "pass a dict of these names"),
+        *(([MAP], {"tokens": tokens}, "tokens is") for tokens in ([], "text", [1, 2], None)),
         ([MAP], {"token": 8}, "token 8 is out of range"),
         ([MAP], {"layer": 1}, "layer 1 is out of range"),
         ([MAP], {"predict": [9]}, "token 9 is out of range"),
@@ -61,13 +62,7 @@ def test_maps_in_every_form(maps: Any, expected: dict[str, list[str]]) -> None:
 )
 def test_wrong_arguments(maps: Any, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(complaint)):
-        view(maps, TOKENS, **options)
-
-
-@pytest.mark.parametrize("tokens", [[], "text", [1, 2], None])
-def test_wrong_tokens(tokens: Any) -> None:
-    with pytest.raises(ArgumentError, match="tokens is"):
-        view([MAP], tokens)
+        view(**{"maps": maps, "tokens": TOKENS} | options)
 
 
 def test_rows_are_shares_and_totals() -> None:

@@ -1,11 +1,15 @@
-"""What a figure says about itself: its text, its table, and where it comes from, in the figure and in files."""
+"""What a figure says about itself, in the figure and in files, what pictures refuse, and the pictures of the pages."""
 
 import csv
 import io
 import json
 import re
+import runpy
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -20,12 +24,20 @@ from captum_vz.errors import ArgumentError
 from captum_vz.visualization import (
     add_provenance,
     describe,
+    draw_audio,
+    draw_comparison,
+    draw_image,
     draw_maps,
+    draw_route,
     draw_row,
+    image_grid,
     read_provenance,
     save_figure,
+    save_html,
+    terminal_text,
     weights_fingerprint,
 )
+from tests.documents import ROOT
 
 TOKENS = ["a", "b <i>", "日"]
 MAP = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.0, 0.25, 0.75]])
@@ -193,3 +205,114 @@ def test_any_way_of_saving(way: str, tmp_path: Path) -> None:
     assert_camera_ready(saved(figure, "pdf", way, tmp_path))
     assert {*WORDS, "the title", "source token"} <= set(words_of(saved(figure, "svg", way, tmp_path)))
     assert dict(rcParams) == before
+
+
+# The pictures of the page: made by one script, from the code that the page shows
+
+
+IMAGES = ROOT / "tutorials" / "images"
+PAGE = ROOT / "tutorials" / "docs" / "pictures.md"
+SHOWN = sorted(re.findall(r"^!\[([^\]]+)\]\(\.\./images/([\w-]+\.png)\)", PAGE.read_text("utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", [*(name for _, name in SHOWN), "explained.png"])
+def test_picture_states_its_origin(name: str) -> None:
+    found = read_provenance(IMAGES / name)
+    assert found["package"].startswith("captum_vz")
+    assert len(found["description"]) > 40
+    assert not re.search(r"/(home|root|tmp|work)/", str(found))
+
+
+def test_every_picture_is_shown_and_bars_are_those_of_the_table() -> None:
+    documents = [*(ROOT / "tutorials" / "docs").glob("*.md"), ROOT / "README.md"]
+    text = "".join(path.read_text("utf-8") for path in documents)
+    assert not [path.name for path in IMAGES.glob("*.png") if path.name not in text]
+    drawn = runpy.run_path(str(IMAGES / "explain_pages.py"))
+    times, figure = drawn["times"](), drawn["speed"]()
+    assert times["bert-base"] == {"maps": 2.16, "row": 0.27, "forward pass": 0.15, "definition": 9.1}
+    (axes,) = figure.axes
+    widths = [[bar.get_width() for bar in bars] for bars in axes.containers]
+    assert widths == [[times[model][name] for model in times] for name in drawn["BARS"]]
+
+
+@pytest.mark.slow
+def test_page_pictures_are_drawn_again(tmp_path: Path) -> None:
+    """The script draws each picture of the pages. Where a page's text quotes numbers of its picture, they are right."""
+    drawn = runpy.run_path(str(IMAGES / "explain_pages.py"))
+    names = [name for name in drawn["PICTURES"] if name != "view"]  # which needs a browser
+    drawn["main"](names, tmp_path)
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == sorted(names)
+    reports = drawn["reports"]()
+    assert [report.passed for report in reports.values()] == [True, True, False]
+    assert {one.name for one in reports["model that is wrong"].checks if one.excess > 1} == {"padding"}
+
+
+@pytest.mark.slow
+def test_pictures_are_those_of_the_code(tmp_path: Path) -> None:
+    """The script draws all pictures again. Their largest scores, as their descriptions name them, are the same."""
+    draw = runpy.run_path(str(IMAGES / "draw.py"))["draw"]
+    assert set(draw(tmp_path)) == {*(name for _, name in SHOWN), "explained.png"}
+    for path in sorted(tmp_path.glob("*.png")):
+        assert read_provenance(path)["description"] == read_provenance(IMAGES / path.name)["description"], path.name
+
+
+# What pictures refuse
+
+
+TWO = ["a", "b"]
+ONE = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+IMAGE, SOUND = torch.rand(3, 8, 8), torch.sin(torch.arange(32000) / 20)
+ARRAYS: list[Any] = [ONE.numpy()]
+maps = partial(draw_maps, [ONE], TWO)
+audio = partial(draw_audio, SOUND, sampling_rate=16000)
+over = partial(draw_image, image=IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: draw_maps([], TWO), "at least one map, got none"),
+        (lambda: draw_maps([torch.eye(3)], TWO), r"for the 2 tokens, got \(3, 3\)"),
+        (lambda: draw_maps([ONE.expand(4, 2, 2)], TWO), r"a batch \(4, 2, 2\): .* such as scores\[0\], or heads="),
+        (lambda: draw_maps(ARRAYS, TWO), "got ndarray"),
+        (lambda: draw_maps([ONE / 0], TWO), "got NaN or infinity"),
+        (lambda: maps(2), "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
+        (lambda: draw_maps([ONE] * 2, TWO, ax=Figure().subplots()), "ax holds 1 axes, but there are 2 panels"),
+        (lambda: maps(scale="log"), "scale is 'log': pass one of 'shared', 'panel', 'root'"),
+        (lambda: maps(vmax=float("nan")), "vmax is nan"),
+        (lambda: maps(vmax=1, scale="panel"), "pass a positive number with 'shared' or 'root'"),
+        (lambda: maps(words=[0, 1, 2]), "words has 3 entries for 2 tokens"),
+        (lambda: maps(dim="stop"), "dim is 'stop': pass 'special', or positions"),
+        (lambda: maps(drop=[0, 1]), "drop leaves out all tokens"),
+        (lambda: maps(0, drop=[0]), r"token 0 \(a\) is marked and left out"),
+        (lambda: maps(minus=([torch.eye(1)], ["a"])), "'b' has no partner"),
+        (lambda: maps(minus=([ONE] * 2, TWO)), "minus has the maps"),
+        (lambda: maps(minus=(ONE,)), r"pass \(maps, tokens\)"),
+        (lambda: draw_row([], TWO), "at least one layer, got none"),
+        (lambda: draw_row([ONE], TWO), "pass token, the output token"),
+        (lambda: draw_row([ONE[0]], TWO, scale="panel"), "pass one of 'shared', 'row', 'root'"),
+        (lambda: draw_comparison({}, TWO), "at least one method, got none"),
+        (lambda: draw_comparison({"m": ONE[0]}, TWO, truth=torch.rand(3)), r"got \(3,\)"),
+        (lambda: draw_route([], TWO, 0), "at least one layer, got none"),
+        (lambda: draw_route([-ONE], TWO, 0), "pass maps of shares, whose rows sum to 1"),
+        (lambda: draw_route([ONE * 2], TWO, 0), "a sum of up to 2"),
+        (lambda: draw_route([ONE], TWO, 0, threshold=0), "threshold is 0"),
+        (lambda: draw_audio(torch.rand(2, 9), ONE[0], 16000), r"waveform: Expected scores .*, got a batch \(2, 9\)"),
+        (lambda: audio(scores=torch.tensor([float("nan")])), "scores: .* got NaN"),
+        (lambda: audio(scores=ONE[0], spans=[(0, 1)]), "2 scores and 1 spans"),
+        (lambda: audio(scores=ONE[0, :1], spans=[(1, 9)]), "not inside the sound"),
+        (lambda: audio(scores=ONE[0, :1], names=TWO), "1 scores and 2 names"),
+        (lambda: image_grid(torch.rand(3, 3), IMAGE), r"row: Expected .* got a batch \(3, 3\)"),
+        (lambda: image_grid(torch.rand(4), torch.rand(4, 4)), r"image is \(4, 4\)"),
+        (lambda: image_grid(torch.rand(30), torch.rand(3, 7, 100)), r"make no grid .*: pass grid=\(rows, columns\)"),
+        (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "too few for a grid of 3 by 3"),
+        (lambda: over([]), "at least one layer, got none"),
+        (lambda: over([torch.eye(17)]), "pass token"),
+        (lambda: over([torch.rand(17)], scale="log"), "scale is 'log'"),
+        (lambda: save_html([], "page.html"), "at least one record, got none"),
+        (lambda: terminal_text(TWO, torch.tensor([1.0, -1]), signed=False), "bars begin at 0: pass signed=True"),
+    ],
+)
+def test_wrong_arguments_of_pictures(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()

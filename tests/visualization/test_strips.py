@@ -107,7 +107,7 @@ def all_paths(steps: list[Tensor], start: int) -> list[tuple[float, list[int]]]:
     return sorted(found, reverse=True)
 
 
-def test_paths_are_the_strongest() -> None:
+def test_paths_are_the_strongest_and_edges_their_sums() -> None:
     for _ in range(5):
         steps = maps()
         expected = all_paths(steps, 1)
@@ -117,20 +117,15 @@ def test_paths_are_the_strongest() -> None:
         assert [share for share, _ in found] == pytest.approx([share for share, _ in expected[:7]])
     assert strongest_paths(steps, 0, 0) == []
     assert len(strongest_paths(steps, 0, 99)) == 27
-
-
-def test_edges_are_sums_of_paths() -> None:
-    steps = maps()
-    paths = all_paths(steps, 2)
-    edges = route_edges(steps, 2, 1e-12)
+    edges = route_edges(steps, 1, 1e-12)
     assert len(edges) == 3 + 9 + 9
     for layer, i, j, share in edges:
-        assert share == pytest.approx(sum(each for each, path in paths if path[layer : layer + 2] == [j, i]))
-    rows = describe(draw_route(steps, ABC, 2, threshold=1e-12, residual=0.5)).rows
+        assert share == pytest.approx(sum(each for each, path in expected if path[layer : layer + 2] == [j, i]))
+    rows = describe(draw_route(steps, ABC, 1, threshold=1e-12, residual=0.5)).rows
     lowest = torch.zeros(3, dtype=torch.float64)
     for layer, _, _, j, _, share in rows:
         lowest[j] += share if layer == 0 else 0
-    torch.testing.assert_close(lowest, rollout([step[None] for step in steps], residual=0.5)[-1][0, 2])
+    torch.testing.assert_close(lowest, rollout([step[None] for step in steps], residual=0.5)[-1][0, 1])
 
 
 def test_edges_are_connected_and_equal_steps_have_one_number() -> None:
