@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.attention import by_rows
-from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
+from captum_vz._engine.numerics import SHORT_OF_MEMORY, by_rows, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
 from captum_vz._engine.replay import Replay, ReplayChunk, ReplayProblem, Request
 from captum_vz._engine.replay.definition import DefinitionReplay

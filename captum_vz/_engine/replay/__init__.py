@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.attention import weights_at
-from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
+from captum_vz._engine.numerics import for_query_heads, once_a_pass, weights_at
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings
 from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code
 from captum_vz.functional.interventions import Intervention, ZeroValue

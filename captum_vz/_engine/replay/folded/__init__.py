@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import ModuleAnswer
-from captum_vz._engine.numerics.tensors import budget_of, gather_rows, is_out_of_memory
+from captum_vz._engine.numerics import budget_of, gather_rows, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
     CannotReplayError,
