@@ -139,7 +139,10 @@ def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
         known = REPLAYS[-1:]
     elif not problem.library and problem.targets.members.shape[1] <= FEW_GROUPS:
         known = (*REPLAYS[-1:], *REPLAYS[:-1])
-    return (replay for replay in known if _traces.only in (None, replay.name) and replay.fits(problem))
+    for replay in known:
+        asked = _traces.only in (None, replay.name) and (not getattr(replay, "only_long", False) or problem.is_long)
+        if asked and replay.fits(problem):
+            yield replay
 
 
 def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance, rounding: Tensor | None) -> Tensor:
