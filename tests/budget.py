@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from captum_vz._engine.numerics import tensors
+from captum_vz._engine import numerics
 
 
 def set_budget(monkeypatch: pytest.MonkeyPatch, **constants: Any) -> None:
     """Give all devices a budget with these constants until the test ends."""
-    monkeypatch.setattr(tensors, "BUDGETS", {kind: replace(one, **constants) for kind, one in tensors.BUDGETS.items()})
-    monkeypatch.setattr(tensors, "OTHER_DEVICES", replace(tensors.OTHER_DEVICES, **constants))
+    monkeypatch.setattr(
+        numerics, "BUDGETS", {kind: replace(one, **constants) for kind, one in numerics.BUDGETS.items()}
+    )
+    monkeypatch.setattr(numerics, "OTHER_DEVICES", replace(numerics.OTHER_DEVICES, **constants))

@@ -5,6 +5,7 @@ only), `taps` (where attention is read), `capture` (one pass recorded, one layer
 recorded layer is), `replay` and `decomposition`, then `whole_model` and the driver `value_zeroing`.
 """
 
+from captum_vz._engine.capture import LayerRecord
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, given_states, layer_hooks
 from captum_vz._engine.capture.layer_runner import (
     HALF,
@@ -16,9 +17,8 @@ from captum_vz._engine.capture.layer_runner import (
     tokens_in_caches,
     with_own_caches,
 )
-from captum_vz._engine.capture.records import LayerRecord
 from captum_vz._engine.decomposition import INCLUDES, Decomposition, decompositions, projected_vectors
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.numerics import (
     SHORT_OF_MEMORY,
     ReturnedTensor,
     budget_of,
@@ -26,10 +26,10 @@ from captum_vz._engine.numerics.tensors import (
     is_out_of_memory,
     once_a_pass,
 )
-from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced
+from captum_vz._engine.numerics.tolerance import OUTPUT_ROUNDING, CannotReplayError, Readings, is_reproduced, not_finite
 from captum_vz._engine.replay import Request
 from captum_vz._engine.replay.unknown_code import check_unknown_code
-from captum_vz._engine.structure import AttentionSite, attention_site, not_finite
+from captum_vz._engine.structure import AttentionSite, attention_site
 from captum_vz._engine.structure.attention_block import AttentionBlock
 from captum_vz._engine.structure.dependence import OtherMixing
 from captum_vz._engine.structure.find_layers import find_layers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.tensors import budget_of, for_query_heads, once_a_pass
+from captum_vz._engine.numerics import budget_of, for_query_heads, once_a_pass
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.attention import by_rows
-from captum_vz._engine.numerics.tensors import SHORT_OF_MEMORY, for_query_heads, is_out_of_memory
+from captum_vz._engine.numerics import SHORT_OF_MEMORY, by_rows, for_query_heads, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings, same_numbers, with_rounding
 from captum_vz._engine.replay import Replay, ReplayChunk, ReplayProblem, Request
 from captum_vz._engine.replay.definition import DefinitionReplay
@@ -140,7 +139,10 @@ def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
         known = REPLAYS[-1:]
     elif not problem.library and problem.targets.members.shape[1] <= FEW_GROUPS:
         known = (*REPLAYS[-1:], *REPLAYS[:-1])
-    return (replay for replay in known if _traces.only in (None, replay.name) and replay.fits(problem))
+    for replay in known:
+        asked = _traces.only in (None, replay.name) and (not getattr(replay, "only_long", False) or problem.is_long)
+        if asked and replay.fits(problem):
+            yield replay
 
 
 def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance, rounding: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Captum attribution classes, one in each file. The baselines without a model share one."""
 
 from captum_vz._engine import AttentionBlock
-from captum_vz.attr._base.layer_maps import LayerMaps, MapRun
+from captum_vz.attr._base import LayerMaps, MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation
 from captum_vz.attr._call.target import Wanted
 from captum_vz.attr._logit_updates import LogitTerms

@@ -24,7 +24,7 @@ from captum_vz._engine import (
     projected_vectors,
     read_norm,
 )
-from captum_vz.attr._call.layers import as_layers
+from captum_vz.attr._call import as_layers
 from captum_vz.attr._call.output import parse_indices
 from captum_vz.attr._call.target import Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention

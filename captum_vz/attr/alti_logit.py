@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_vz.attr._base import ForwardPassAttribution, logged, warn
+from captum_vz.attr._call import ForwardPassAttribution, logged, warn
 from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.attr._logit_updates import LayerTerms, LogitTarget, LogitTerms, LogitUpdates, Readout

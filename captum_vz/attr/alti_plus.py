@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, attention_site
-from captum_vz.attr._base import warn
-from captum_vz.attr._base.layer_maps import MapRun
+from captum_vz.attr._base import MapRun
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
+from captum_vz.attr._call import default_layers, warn
 from captum_vz.attr._call.arguments import Arguments
-from captum_vz.attr._call.layers import default_layers
 from captum_vz.attr._call.target import PADDED_TARGET, Wanted, WantedTokens, gather_rows
 from captum_vz.attr.layer_alti import LayerALTI, alti_of_attention
 from captum_vz.errors import ArgumentError

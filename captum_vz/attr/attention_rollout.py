@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule, of_maps
-from captum_vz.attr._call.layers import Heads
+from captum_vz.attr._call import Heads
 from captum_vz.attr.layer_attention import LayerAttention
 from captum_vz.attr.rollout import Rollout
 from captum_vz.functional import Residual

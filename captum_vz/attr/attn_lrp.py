@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from captum_vz._engine import ExplainedTensors, relevance_gradients
 from captum_vz._private import tree_leaves, uncompiled
-from captum_vz.attr._base import Described, check_gradients, logged, warn
+from captum_vz.attr._call import Described, as_list, check_forward_func, check_gradients, logged, warn
 from captum_vz.attr._call.arguments import Inputs, bind_forward, check_inputs, token_input, unmasked_padding
-from captum_vz.attr._call.layers import as_list, check_forward_func
 from captum_vz.attr._call.output import Question
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_vz._engine import AttentionSite, budget_of
 from captum_vz._private import batched
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base import LayerMaps
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import widen

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionBlock, AttentionSite, decompositions
-from captum_vz.attr._base import check_one_of
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base import LayerMaps
+from captum_vz.attr._call import check_one_of
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError
 from captum_vz.functional.contributions import length_of_vectors

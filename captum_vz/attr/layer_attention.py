@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite, check_unknown_code
-from captum_vz.attr._base import check_one_of
-from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._call.layers import Attention, Heads, as_list, select_heads
+from captum_vz.attr._base import LayerMaps
+from captum_vz.attr._call import Attention, Heads, as_list, check_one_of, select_heads
 from captum_vz.attr._call.target import Wanted
 from captum_vz.functional import widen
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine import AttentionSite
-from captum_vz.attr._base import logged
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base import LayerMaps
+from captum_vz.attr._call import logged
 from captum_vz.attr._call.arguments import Arguments, Inputs
 from captum_vz.attr._call.target import Wanted
 from captum_vz.attr.layer_attention import checked_weights

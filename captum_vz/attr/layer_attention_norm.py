@@ -11,10 +11,9 @@ from torch import Tensor
 
 from captum_vz._engine import INCLUDES, AttentionBlock, AttentionSite, Decomposition, decompositions
 from captum_vz._private import TargetType
-from captum_vz.attr._base import check_one_of
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base import LayerMaps
+from captum_vz.attr._call import Attention, check_one_of
 from captum_vz.attr._call.arguments import Inputs
-from captum_vz.attr._call.layers import Attention
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import contribution_norms, mixing_norms

@@ -12,10 +12,9 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_vz._private import TargetType
-from captum_vz.attr._base import Described, logged
-from captum_vz.attr._base.layer_maps import MapRun
+from captum_vz.attr._base import MapRun
+from captum_vz.attr._call import Described, as_layers, logged
 from captum_vz.attr._call.arguments import Arguments, Inputs, token_input
-from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import normalize_rows

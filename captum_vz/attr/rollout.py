@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from captum_vz.attr._base.layer_maps import LayerMaps
+from captum_vz.attr._base import LayerMaps
 from captum_vz.attr._base.map_aggregation import MapAggregation, OtherMixingRule
 from captum_vz.attr._call.target import gather_rows
 from captum_vz.attr.hidden_token_attribution import HiddenTokenAttribution

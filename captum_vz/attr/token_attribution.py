@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
 from captum_vz._private import input_embeddings
-from captum_vz.attr._base import Described, check_gradients, logged, warn
+from captum_vz.attr._call import Described, check_forward_func, check_gradients, logged, warn
 from captum_vz.attr._call.arguments import ExplainedErrors, unmasked_padding
-from captum_vz.attr._call.layers import check_forward_func
 from captum_vz.attr._call.output import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import token_scores

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from captum_vz._engine import ModelGates, find_layers, is_hooked_by_captum, is_reproduced, keeps_examples_apart
 from captum_vz._private import modules_of, tree_leaves, tree_map
-from captum_vz.attr._base import Described
 from captum_vz.attr._base.runs import run_clean
+from captum_vz.attr._call import Attention, Described, Heads, Values, as_layers, check_forward_func, values_of_layers
 from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
-from captum_vz.attr._call.layers import Attention, Heads, Values, as_layers, check_forward_func, values_of_layers
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError

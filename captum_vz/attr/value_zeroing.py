@@ -21,9 +21,8 @@ from captum_vz._engine import (
     in_float32,
     value_zeroing_scores,
 )
-from captum_vz.attr._base import check_one_of
-from captum_vz.attr._base.layer_maps import LayerMaps
-from captum_vz.attr._call.layers import Attention, Heads, Values, as_list, select_heads
+from captum_vz.attr._base import LayerMaps
+from captum_vz.attr._call import Attention, Heads, Values, as_list, check_one_of, select_heads
 from captum_vz.attr._call.target import Wanted
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Distance, cosine_distance, half_squared_distance, unit_vectors, widen

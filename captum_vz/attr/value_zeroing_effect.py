@@ -19,10 +19,18 @@ from captum_vz._engine import (
     keeps_examples_apart,
 )
 from captum_vz._private import NullProgress, progress
-from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
 from captum_vz.attr._base.runs import run_clean
+from captum_vz.attr._call import (
+    Attention,
+    ForwardPassAttribution,
+    Heads,
+    Values,
+    check_one_of,
+    logged,
+    values_of_layers,
+    warn,
+)
 from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
-from captum_vz.attr._call.layers import Attention, Heads, Values, values_of_layers
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError

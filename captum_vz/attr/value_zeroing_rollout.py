@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from captum_vz.attr._base.map_aggregation import OtherMixingRule, of_maps
-from captum_vz.attr._call.layers import Heads, Values
+from captum_vz.attr._call import Heads, Values
 from captum_vz.attr.rollout import Rollout
 from captum_vz.attr.value_zeroing import ValueZeroing
 from captum_vz.functional import Distance, Intervention, Residual

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from captum_vz._names import known_name
 from captum_vz.attr import ALTILogit, AttnLRP, LayerMaps, MapAggregation, ModelFreeAttribution, TokenAttribution
 from captum_vz.attr import ValueZeroingEffect as Effect
-from captum_vz.attr._call.layers import is_captums, required, unwrapped
+from captum_vz.attr._call import is_captums, required, unwrapped
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import kinds
 from captum_vz.methods.method import Method, Question, WrongScoresError, added, check_model

@@ -14,7 +14,7 @@ from torch import Tensor
 from captum_vz import ALTI, ALTIPlus, GlobEnc, LayerALTI, LayerAttention, TokenAttribution, ValueGates
 from captum_vz._private import input_embeddings
 from captum_vz.attr import MapAggregation, MapRun
-from captum_vz.attr._call.layers import unwrapped
+from captum_vz.attr._call import unwrapped
 from captum_vz.attr._call.output import Question as Number
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import token_scores

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import ALTIPlus, find_layers
 from captum_vz.attr import MapAggregation
-from captum_vz.attr._call.layers import unwrapped
+from captum_vz.attr._call import unwrapped
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.subjects import Subject

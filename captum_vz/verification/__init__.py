@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from captum_vz._engine import find_layers
 from captum_vz._private import tree_leaves, tree_map
 from captum_vz.attr import ValueZeroing
+from captum_vz.attr._call import as_layers
 from captum_vz.attr._call.arguments import Inputs, bind_forward, examples_of
-from captum_vz.attr._call.layers import as_layers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.texts import prepare_text

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing
+from captum_vz._engine.capture import AttentionRecord, AttentionShape
 from captum_vz._engine.capture.interventions import FillSlots, Intervene
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_same_attention
 from captum_vz._engine.replay import ZERO
 from captum_vz._engine.replay.packed import AnswerContext, ModuleAnswer

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from captum_vz import ValueZeroing, ValueZeroingRollout
 from captum_vz._engine import traced_replays
-from captum_vz._engine.capture.records import LayerRecord, Recorder
-from captum_vz._engine.numerics.tensors import ResultsOfPass
+from captum_vz._engine.capture import LayerRecord, Recorder
+from captum_vz._engine.numerics import ResultsOfPass
 from captum_vz._engine.taps.handler import AttentionCall
 from captum_vz.functional import rollout
 from tests.benchmarks.measure import operations

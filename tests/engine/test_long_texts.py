@@ -15,11 +15,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 from captum_vz import LayerAttention, LayerAttentionGradient, ValueZeroing, find_layers
-from captum_vz._engine.capture import records
-from captum_vz._engine.numerics import attention
-from captum_vz._engine.numerics.attention import RowWeights, all_weights, weighted_values, weights_at
-from captum_vz._engine.numerics.tensors import budget_of
-from captum_vz.attr._base import layer_maps
+from captum_vz._engine import capture, numerics
+from captum_vz._engine.numerics import RowWeights, all_weights, budget_of, weighted_values, weights_at
+from captum_vz.attr import _base
 from tests.captum.footprint import footprint
 from tests.engine.parameters import quick
 from tests.reference import FAMILIES, FIRST_FAMILIES, naive_attention_maps, naive_value_zeroing_maps
@@ -39,7 +37,7 @@ def chunks_of(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, *modules: Any) 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk holds few rows of weights, so that those of tiny texts do not fit in one."""
-    chunks_of(monkeypatch, 1 << 10, attention)
+    chunks_of(monkeypatch, 1 << 10, numerics)
 
 
 @each_family
@@ -177,7 +175,7 @@ def llama() -> nn.Module:
 @pytest.mark.parametrize("build", [gpt2, llama, Causal])
 def test_a_row_makes_no_tensor_of_all_pairs(build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the weights of a head, nor a mask. In the pass, the model's attention is computed by the package."""
-    chunks_of(monkeypatch, 1 << 18, attention)
+    chunks_of(monkeypatch, 1 << 18, numerics)
     model = build().eval()
     given = torch.randn(1, TOKENS, WIDTH) if build is Causal else torch.randint(50, (1, TOKENS))
     method = ValueZeroing(model, model if build is Causal else find_layers(model))
@@ -191,7 +189,7 @@ def test_long_layers_have_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     method = ValueZeroing(case.model, case.layers)
     method.attribute(case.inputs, show_progress=True)
     assert "layer 0" not in capsys.readouterr().err
-    chunks_of(monkeypatch, 1 << 12, records)
+    chunks_of(monkeypatch, 1 << 12, capture)
     method.attribute(case.inputs, show_progress=True)
     shown = capsys.readouterr().err
     assert "Value Zeroing attribution, layer 0: " in shown and "Value Zeroing attribution, layer 1: " in shown
@@ -203,7 +201,7 @@ def test_interrupted_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come at any chunk. The model is as before, the bars are closed, and a new call gives the same map."""
     case = FAMILIES["gpt2"].build(attn_implementation="sdpa")
     before, method = footprint(case.model), ValueZeroing(case.model, case.layers)
-    chunks_of(monkeypatch, 1 << 12, records)
+    chunks_of(monkeypatch, 1 << 12, capture)
     expected, bars = method.attribute(case.inputs), list[Any]()
 
     class Bar:
@@ -221,7 +219,7 @@ def test_interrupted_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
         __enter__, __exit__ = (lambda self: self), close
 
-    monkeypatch.setattr(layer_maps, "progress", Bar)
+    monkeypatch.setattr(_base, "progress", Bar)
     with pytest.raises(KeyboardInterrupt):
         method.attribute(case.inputs, show_progress=True)
     assert footprint(case.model) == before

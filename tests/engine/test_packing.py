@@ -13,8 +13,8 @@ from accelerate.hooks import ModelHook, SequentialHook, add_hook_to_module
 from torch import Tensor, nn
 
 from captum_vz import ValueZeroing, ValueZeroingEffect
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.tensors import noise_like
+from captum_vz._engine.capture import LayerRecord
+from captum_vz._engine.numerics.tolerance import noise_like
 from captum_vz._engine.structure.modules import is_library_code
 from captum_vz._engine.taps.changes import ModuleState
 from tests.benchmarks.measure import operations

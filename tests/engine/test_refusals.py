@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz._engine import AttentionSite
-from captum_vz._engine.capture.records import Recorder
+from captum_vz._engine.capture import Recorder
 from captum_vz.errors import RefusedError
 from tests.captum.footprint import footprint
 from tests.engine.blocks import WIDTH, Block, Projections, SelfAttention, block_of, sequences, zeroed_one_by_one

@@ -67,7 +67,7 @@ def raw_maps(model: nn.Module, layers: Any, inputs: Any, **options: Any) -> list
 
 def set_chunk_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Run `rows` positions in one chunk."""
-    monkeypatch.setattr("captum_vz._engine.capture.records.LayerRecord.rows_in_chunk", lambda layer, output: rows)
+    monkeypatch.setattr("captum_vz._engine.capture.LayerRecord.rows_in_chunk", lambda layer, output: rows)
 
 
 def long_case(name: str) -> Case:

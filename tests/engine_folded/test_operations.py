@@ -24,8 +24,7 @@ from transformers import (
 )
 
 from captum_vz import ValueZeroing
-from captum_vz._engine import traced_replays
-from captum_vz._engine.numerics import tensors
+from captum_vz._engine import numerics, traced_replays
 from captum_vz._engine.replay.folded.plan import LEAST_SHARE, SAMPLED_TARGETS
 from captum_vz._engine.replay.packed import BLOCK
 from tests.budget import set_budget
@@ -200,6 +199,6 @@ def test_folds_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calls_cost_more_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    here, elsewhere = tensors.BUDGETS["cpu"], tensors.OTHER_DEVICES
+    here, elsewhere = numerics.BUDGETS["cpu"], numerics.OTHER_DEVICES
     assert 0 < here.folding_calls / (2 * 768 * 3072) < 200  # rows of bert-base's first matrix
     assert 100 * here.folding_calls < elsewhere.folding_calls

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from captum_vz import AttentionRollout, ValueZeroing, ValueZeroingRollout
-from captum_vz._engine import REPLAYS, traced_replays
-from captum_vz._engine.numerics import tensors
+from captum_vz._engine import REPLAYS, numerics, traced_replays
 from captum_vz.errors import RefusedError
 from captum_vz.functional import rollout
 from tests.engine.parameters import sampled
@@ -33,7 +32,7 @@ from tests.sweep.twin import record, twin_scores, twin_scores_by_position
 
 GIVEN = os.environ.get("CAPTUM_VZ_SEED", "22")
 SEED = random.randrange(2**32) if GIVEN == "random" else int(GIVEN)
-BUDGETS = tensors.BUDGETS
+BUDGETS = numerics.BUDGETS
 
 
 # The replay that has to serve cases of a kind, if it is not that of packed pairs.
@@ -59,7 +58,7 @@ def examples(count: int) -> Callable[[Any], Any]:
 def replays_free(chunk_bytes: int) -> Iterator[None]:
     """Fold also where folding does not pay, and run chunks of this size."""
     free = {kind: replace(one, folding_calls=0, chunk_bytes=chunk_bytes) for kind, one in BUDGETS.items()}
-    with patch.object(tensors, "BUDGETS", free), warnings.catch_warnings():
+    with patch.object(numerics, "BUDGETS", free), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows of zeros
         yield
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from captum_vz._engine import traced_replays
-from captum_vz._engine.numerics import tensors
+from captum_vz._engine import numerics, traced_replays
 from captum_vz._engine.value_zeroing import ReplayTrace
 
 # The replay of packed pairs, as the tables name it, and its faster form.
@@ -39,6 +38,6 @@ def why_not_folded(traces: list[ReplayTrace]) -> str:
 @contextmanager
 def folded_wherever_possible() -> Iterator[None]:
     """Fold wherever folding saves any row of a matrix, for models that are too small for it to pay."""
-    always = {kind: replace(one, folding_calls=0) for kind, one in tensors.BUDGETS.items()}
-    with patch.object(tensors, "BUDGETS", always):
+    always = {kind: replace(one, folding_calls=0) for kind, one in numerics.BUDGETS.items()}
+    with patch.object(numerics, "BUDGETS", always):
         yield

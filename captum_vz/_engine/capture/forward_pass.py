@@ -16,18 +16,18 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
+from captum_vz._engine.capture import LayerRecord, Recorder
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, tokens_in_caches, with_leaf
-from captum_vz._engine.capture.records import LayerRecord, Recorder
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.numerics import (
     ResultsOfPass,
     VersionedTensor,
     first_tensor,
     is_out_of_memory,
     map_each,
-    nudged,
     results_of_pass,
     tensors_in,
 )
+from captum_vz._engine.numerics.tolerance import nudged
 from captum_vz._engine.taps import TAPS
 from captum_vz._engine.taps.changes import (
     Changes,
@@ -178,7 +178,8 @@ class LayerPass:
         # chunk buffers are reused. Nothing is written into this block, so that it takes no memory.
         torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
         with undoing() as changes:
-            attach_to_named(self.layers, self.given, changes)
+            if self.given:
+                attach_to_named(self.layers, self.given, changes)
             changes.set(results_of_pass, ResultsOfPass())
             with torch.no_grad(), layer_hooks(self.layers, self.begin, self.end):
                 output = forward()

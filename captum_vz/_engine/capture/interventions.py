@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_vz._engine.numerics.attention import Weights, by_rows
-from captum_vz._engine.numerics.tensors import first_tensor, for_query_heads, noise_like, with_noise
-from captum_vz._engine.numerics.tolerance import CannotReplayError
+from captum_vz._engine.numerics import Weights, by_rows, first_tensor, for_query_heads
+from captum_vz._engine.numerics.tolerance import CannotReplayError, noise_like, with_noise
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz.functional.interventions import Intervention, contexts_after, values_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.capture import AttentionRecord
 
 
 class StopRunError(Exception):

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord, Recorder
-from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.capture import AttentionRecord, LayerRecord, Recorder
+from captum_vz._engine.numerics import (
+    Weights,
     first_tensor,
     forgetting,
     hidden_states,

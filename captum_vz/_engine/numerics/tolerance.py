@@ -1,4 +1,4 @@
-"""When two runs count as equal: each rule with its bound, and what the bound was measured against.
+"""How two runs are compared: noise that shows what they depend on, and rules with bounds for when they are equal.
 
 Bounds are given by the machine epsilon `eps` of the dtype. `eps**0.6` is 7e-5 in float32 and 4e-10 in float64, a
 hundred times what another order of summation costs.
@@ -122,6 +122,16 @@ def is_finite(x: Tensor) -> bool:
     return not x.numel() or all(map(math.isfinite, torch.stack(x.aminmax()).tolist()))
 
 
+def not_finite(dtype: torch.dtype) -> str:
+    """What to say of values that are not finite, and what to do in this dtype."""
+    advice = {
+        torch.float16: "float16 overflows above 65504: load the model in bfloat16 or float32. ",
+        torch.float64: "Some models hide tokens by the lowest float64, which is -inf in a softmax in float32: load the "
+        "model in float32. ",
+    }
+    return f"values that are not finite (NaN or infinity) in {dtype}. {advice.get(dtype, '')}Check weights and inputs."
+
+
 def same_numbers(expected: Tensor, found: Tensor, share: float) -> bool:
     """Whether two tensors of one size differ by at most `share` of the largest expected entry. NaN differs."""
     # Mostly they are equal bit for bit, which takes a fraction of the time to find.
@@ -189,3 +199,57 @@ def with_rounding(x: Tensor) -> Tensor:
     factors = x.new_full(x.shape[-1:], 1 + share)
     factors[1::2] = 1 - share
     return x * factors
+
+
+# Strengths of the crowd's noise, relative to the values that it replaces. An expert that is not chosen at one strength
+# is chosen at its opposite. NaN marks every value that depends on the crowd.
+PROBE_STRENGTHS = (64.0, -64.0, torch.nan)
+# Strengths of the rows under test: in this order before the crowd, in the reverse order after it.
+SMALL_STRENGTHS = (0.0, 1.0, -1.0, 8.0, -8.0)
+
+
+def with_noise(x: Tensor, strengths: Tensor) -> Tensor:
+    """Replace row i of `x (n, ..., features)` by noise of relative strength `strengths[i]`; 0 leaves it unchanged."""
+    strengths = strengths.to(x).view(-1, *[1] * (x.dim() - 1))
+    return torch.where(strengths == 0, x, noise_like(x, 1.0) * strengths)
+
+
+def noise_like(x: Tensor, strength: float) -> Tensor:
+    """Return normal noise of `strength` times the largest entry of `x (..., d)`, one vector for all positions."""
+    return strength * max_abs(x) * fixed_normal(x.new_empty(x.shape[-1:])).expand_as(x)
+
+
+def max_abs(x: Tensor) -> Tensor:
+    """Return the largest absolute value among the finite entries of a tensor, or 1 if all of them are zero."""
+    size = x.nan_to_num(0, 0, 0).abs().amax()
+    return size.where(size > 0, 1)
+
+
+def fixed_normal(x: Tensor) -> Tensor:
+    """Return standard normal numbers in the shape of `x`, the same in each call and on each device."""
+    generator = torch.Generator("cpu").manual_seed(0)  # the user's generator must not advance
+    return torch.randn(x.shape, generator=generator, device="cpu").to(x)
+
+
+def nudged(x: Tensor, share: float | None = None) -> Tensor:
+    """Add normal noise to each position of `x (..., d)`, of `share` or `eps**0.5` times its mean absolute value."""
+    size = x.abs().mean(-1, keepdim=True)  # at a position of zeros, the mean over all positions is used
+    share = torch.finfo(x.dtype).eps ** 0.5 if share is None else share
+    return x + share * size.where(size > 0, size.mean()) * fixed_normal(x)
+
+
+def replaced(x: Tensor, other: Tensor, chosen: Tensor) -> Tensor:
+    """Replace `x (..., d)` by `other` at the positions where `chosen (...)` is True."""
+    return torch.where(chosen.view(*chosen.shape, *[1] * (x.dim() - chosen.dim())), other, x)
+
+
+def binary_digits(x: Tensor, tokens_first: bool = False) -> list[Tensor]:
+    """Mark the positions of `x (batch, ..., d)` whose index has a 1 as each binary digit, bool `x.shape[:-1]`."""
+    places = x.shape[:1] if tokens_first or x.dim() == 2 else x.shape[1:-1]
+    index = torch.arange(places.numel(), device=x.device).view(*places, *[1] * tokens_first).expand(x.shape[:-1])
+    return [(index >> digit) % 2 == 1 for digit in range((places.numel() - 1).bit_length())]
+
+
+def is_changed(found: Tensor, clean: Tensor) -> Tensor:
+    """Return where two runs of the same code differ, to the last bit. NaN in both runs is no difference."""
+    return (found != clean) & ~(found.isnan() & clean.isnan())

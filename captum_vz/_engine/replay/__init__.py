@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from captum_vz._engine.numerics.attention import weights_at
-from captum_vz._engine.numerics.tensors import for_query_heads, once_a_pass
+from captum_vz._engine.numerics import budget_of, for_query_heads, once_a_pass, weights_at
 from captum_vz._engine.numerics.tolerance import CannotReplayError, Readings
 from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code
 from captum_vz.functional.interventions import Intervention, ZeroValue
@@ -250,6 +249,13 @@ class ReplayProblem:
         """The clean output of each target, `(target, d)`."""
         return self.targets.of(self.output)
 
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether the products of all pairs may take the device longer than the calls of the folded replay."""
+        rows = len(self.targets) * (self.targets.members.shape[1] + 1)  # counted without waiting for a device
+        numbers = sum(x.numel() for x in self.site.layer.parameters if x.dim() == 2)
+        return rows * numbers > budget_of(self.output.device).folding_calls / 2
+
     @property
     def rows(self) -> int:
         """How many rows of each example the map has."""
@@ -285,7 +291,7 @@ class Replay(Protocol):
     A replay runs the layer's own code. It shows that the clean output is reproduced, on each target: what it adds to
     `problem.readings` is checked before the map is used. It shows that what runs side by side is independent, unless
     `problem.independent` says so. Its numbers are the same for any `max_groups` and any `chunk_rows`. No tensor of the
-    layer outlives it.
+    layer outlives it. A replay with an attribute `only_long` that is True is for problems that are long.
     """
 
     name: str

@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.interventions import Intervene, ScaleNoise, SiteHandler
-from captum_vz._engine.numerics.tensors import PROBE_STRENGTHS, is_changed, max_abs
-from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced, is_reproduced
+from captum_vz._engine.numerics.tolerance import (
+    PROBE_STRENGTHS,
+    CannotReplayError,
+    check_reproduced,
+    is_changed,
+    is_reproduced,
+    max_abs,
+)
 from captum_vz._engine.replay import ReplayChunk, ReplayProblem, run_with_noise
 from captum_vz._engine.structure.dependence import values_depend_on_own_position
 from captum_vz._engine.structure.layout import MANY_POSITIONS, NO_POSITION, Windows, find_sources

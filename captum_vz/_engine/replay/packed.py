@@ -15,23 +15,18 @@ import torch
 from torch import Tensor
 
 from captum_vz._engine.capture.layer_runner import AnswerContext, ModuleAnswer
-from captum_vz._engine.numerics.tensors import (
-    PROBE_STRENGTHS,
-    SMALL_STRENGTHS,
-    first_tensor,
-    for_query_heads,
-    gather_rows,
-    once_a_pass,
-    with_noise,
-)
+from captum_vz._engine.numerics import first_tensor, for_query_heads, gather_rows, once_a_pass
 from captum_vz._engine.numerics.tolerance import (
     CANCELLATION,
+    PROBE_STRENGTHS,
+    SMALL_STRENGTHS,
     CannotReplayError,
     error_among_changes,
     is_reproduced,
     refuse_difference,
     refuse_large_error,
     scale_of,
+    with_noise,
 )
 from captum_vz._engine.replay import (
     BLOCK,

@@ -19,14 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.numerics import Weights, inference_mode, is_out_of_memory
+from captum_vz._engine.numerics.tolerance import (
+    CannotReplayError,
+    exceeds_rounding,
     fixed_normal,
-    inference_mode,
     is_changed,
-    is_out_of_memory,
+    is_reproduced,
 )
-from captum_vz._engine.numerics.tolerance import CannotReplayError, exceeds_rounding, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
 from captum_vz._private import (

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import AddToValues
+from captum_vz._engine.capture import AttentionRecord, AttentionShape, LayerRecord
 from captum_vz._engine.capture.layer_runner import (
     LayerRunner,
     Streams,
@@ -19,10 +19,10 @@ from captum_vz._engine.capture.layer_runner import (
     recorded_in_float32,
     tokens_in_caches,
 )
-from captum_vz._engine.capture.records import AttentionRecord, AttentionShape, LayerRecord
-from captum_vz._engine.numerics.attention import all_weights
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite
+from captum_vz._engine.numerics import all_weights, once_a_pass
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_finite, not_finite
 from captum_vz._engine.structure.dependence import (
+    check_named_values,
     first_tokens,
     mixes_outside,
     reads_other_states,
@@ -155,7 +155,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
             number += 1
     chosen = _choose(layer, attention)
     if not layer.rearranges(chosen):
-        return AttentionSite(layer, chosen, *padding_masks(layer, chosen))
+        return _site(layer, chosen)
     layout = find_streams(layer, chosen)
     reason = f"the layer has {len(layer.attentions)} attentions"
     is_prompt = layout is not None and layout.count == 1
@@ -163,7 +163,7 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
         try:
             if len(layer.attentions) == 1:
                 of_positions, windows = _over_positions(layer, chosen)
-                return AttentionSite(layer, of_positions, *padding_masks(layer, of_positions), windows=windows)
+                return _site(layer, of_positions, windows=windows)
         except CannotReplayError as error:
             reason = str(error)
     if layout is not None:  # also where the values are those of another layer
@@ -173,12 +173,28 @@ def attention_site(layer: LayerRecord, attention: str, streams: bool = False) ->
                 f"{tuple(layer.states[0].shape)}, and this method is for one vector a token. Use ValueZeroing."
             )
         layer.layout = "streams"
-        return AttentionSite(layer, chosen, *padding_masks(layer, chosen), streams=layout)
+        return _site(layer, chosen, streams=layout)
     raise UnsupportedLayerError(
         f"{layer.name} returned {tuple(layer.first_output.shape)}, but its attention computed "
         f"{(chosen.shape.batch, chosen.shape.out)} (batch, tokens). Expected one vector for each token, or windows of "
         f"one attention, but {reason}. Pass a single Transformer block, which does not attend over space and time."
     )
+
+
+def _site(
+    layer: LayerRecord, attention: AttentionRecord, streams: Streams | None = None, windows: Windows | None = None
+) -> AttentionSite:
+    """The site of an attention, with the masks of its padding."""
+    (batch, _, *sizes), device = attention.shape, attention.values.device
+    masks = [once_a_pass(_all_tokens, batch, tokens, device) for tokens in sizes]
+    # An attention over positions, which it sees in windows, is none of the layer's, and has no mask.
+    if windows is None and any(one.visible is not None for one in layer.attentions):
+        masks[:] = padding_masks(layer, attention, *masks)
+    return AttentionSite(layer, attention, *masks, streams, windows)
+
+
+def _all_tokens(batch: int, tokens: int, device: torch.device) -> Tensor:
+    return torch.ones(batch, tokens, dtype=torch.bool, device=device)
 
 
 def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[AttentionRecord, Windows]:
@@ -190,38 +206,10 @@ def _over_positions(layer: LayerRecord, attention: AttentionRecord) -> tuple[Att
     return replace(attention, shape=shape, visible=None, causal=False, weights=None, context=None), windows
 
 
-def not_finite(dtype: torch.dtype) -> str:
-    """What to say of values that are not finite, and what to do in this dtype."""
-    advice = {
-        torch.float16: "float16 overflows above 65504: load the model in bfloat16 or float32. ",
-        torch.float64: "Some models hide tokens by the lowest float64, which is -inf in a softmax in float32: load the "
-        "model in float32. ",
-    }
-    return f"values that are not finite (NaN or infinity) in {dtype}. {advice.get(dtype, '')}Check weights and inputs."
-
-
 def _choose(layer: LayerRecord, attention: str) -> AttentionRecord:
     """The record of the attention that is meant."""
-    name, found = layer.name, layer.attentions
-    if layer.projects_more is not None and not found:
-        raise UnsupportedLayerError(
-            f"{type(layer.projects_more).__name__} of the layer {name} projects values several times in one run, such "
-            "as those of summaries of tokens, so no value belongs to one token. Use a method without attention, such "
-            "as TokenAttribution."
-        )
-    if layer.given is not None and not found:
-        raise UnsupportedLayerError(
-            f"values names {layer.given.projection} of the layer {name}, which did not run once in a run of the layer "
-            "and return values (batch, tokens, d). Name a part that does, or a weight that a function uses "
-            "(torchvision's Swin), such as layer.attn.qkv.weight."
-        )
-    if not found:
-        raise UnsupportedLayerError(
-            f"The layer {name} called no attention that can be read{_inline_attention(layer)}. Pass a Transformer "
-            "block that calls torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True in timm, "
-            "attn_flash=True in x-transformers), or say where its values are: "
-            f"ValueZeroing(model, layer, values={_last_third(layer) or 'layer.attn.to_v'})."
-        )
+    if not layer.attentions:
+        raise UnsupportedLayerError(_why_none(layer))
     names = attention[1:].split() if attention.startswith(".") else []
     chosen = _of_modules(layer, names) if names else _self_or_cross(layer, attention)
     named = names or ([] if layer.given is None else [one.projection for one in layer.given.parts])
@@ -232,19 +220,45 @@ def _choose(layer: LayerRecord, attention: str) -> AttentionRecord:
         )
     if layer.given is not None and chosen.inline is not None:
         try:
-            _check_named_values(layer, chosen)
+            check_named_values(layer, chosen)
         except CannotReplayError as error:
             such_as = (third := _last_third(layer)) and f", such as values={third}"
             raise UnsupportedLayerError(
-                f"values names {layer.given.projection} of the layer {name}, but these are no values of its "
+                f"values names {layer.given.projection} of the layer {layer.name}, but these are no values of its "
                 f"attention: {error}. Name the part whose rows the attention sums{such_as}."
             ) from error
     if chosen.dropout:
         rate, training = chosen.dropout, chosen.module.training
         advice = "Call model.eval() first." if training else f"Pass dropout_p={rate} if self.training else 0.0."
         mode = "train" if training else "eval"
-        raise RefusedError(f"The attention of {name} drops {rate} of its weights in {mode} mode. {advice}")
+        raise RefusedError(f"The attention of {layer.name} drops {rate} of its weights in {mode} mode. {advice}")
     return chosen
+
+
+def _why_none(layer: LayerRecord) -> str:
+    """Why no attention of a layer can be read, and what to do."""
+    if layer.projects_more is not None:
+        return (
+            f"{type(layer.projects_more).__name__} of the layer {layer.name} projects values several times in one run, "
+            "such as those of summaries of tokens, so no value belongs to one token. Use a method without attention, "
+            "such as TokenAttribution."
+        )
+    if layer.given is not None:
+        return (
+            f"values names {layer.given.projection} of the layer {layer.name}, which did not run once in a run of the "
+            "layer and return values (batch, tokens, d). Name a part that does, or a weight that a function uses "
+            "(torchvision's Swin), such as layer.attn.qkv.weight."
+        )
+    kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
+    reason = f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
+    if isinstance(layer.layer, torch.fx.GraphModule):
+        reason = " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
+    return (
+        f"The layer {layer.name} called no attention that can be read{reason}. Pass a Transformer block that calls "
+        "torch's scaled_dot_product_attention (flash=True in nanoGPT, fused_attn=True in timm, attn_flash=True in "
+        "x-transformers), or say where its values are: "
+        f"ValueZeroing(model, layer, values={_last_third(layer) or 'layer.attn.to_v'})."
+    )
 
 
 def _others_like(layer: LayerRecord, name: str) -> list[str]:
@@ -280,25 +294,12 @@ def _of_modules(layer: LayerRecord, names: Sequence[str]) -> AttentionRecord:
 def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
     """The record of the self-attention, which comes first, or of the cross-attention that follows it."""
     name, found, is_cross = layer.name, layer.attentions, attention == "cross"
-    stacks = len(found) > 1 and any(map(is_stack, modules_of(layer.layer)))
-    if len(found) > 2 or stacks:
-        single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model)."
-        advice = single if stacks else _advice(layer) or single
-        raise UnsupportedLayerError(f"The layer {name} called attention {len(found)} times in one run.{advice}")
+    if len(found) > 1:
+        _check_several(layer)
     if is_cross and len(found) != 2 and _unreadable_before(layer, found[0]) is None:
         raise UnsupportedLayerError(
             f"The layer {name} has no second attention, so there is no cross-attention to explain. Pass "
             "attention='self', or the layers of a decoder that reads an encoder."
-        )
-    two = len(found) == 2
-    lists = [module for module in modules_of(layer.layer) if isinstance(module, nn.ModuleList)] if two else []
-    in_list = any({one.module for one in found} <= set(members.children()) for members in lists)
-    alike = two and found[0].shape[2:] == found[1].shape[2:]
-    if in_list or (alike and reads_own_states(LayerRunner(layer), found[1])):
-        kinds = " and ".join(type(one.module).__name__ for one in found)
-        raise UnsupportedLayerError(
-            f"The layer {name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, so its "
-            f"second one is no cross-attention.{_advice(layer)}"
         )
     chosen = found[-1 if is_cross else 0]
     unreadable = _unreadable_before(layer, chosen)
@@ -308,6 +309,25 @@ def _self_or_cross(layer: LayerRecord, attention: str) -> AttentionRecord:
             f"unknown which of them attention={attention!r} means.{_advice(layer)}"
         )
     return chosen
+
+
+def _check_several(layer: LayerRecord) -> None:
+    """Refuse several attentions, unless they are the self-attention and the cross-attention of one block."""
+    found, parts = layer.attentions, modules_of(layer.layer)
+    stacks = any(map(is_stack, parts))
+    if len(found) > 2 or stacks:
+        single = " Pass a single Transformer block, such as one of captum_vz.find_layers(model)."
+        advice = single if stacks else _advice(layer) or single
+        raise UnsupportedLayerError(f"The layer {layer.name} called attention {len(found)} times in one run.{advice}")
+    lists = [set(one.children()) for one in parts if isinstance(one, nn.ModuleList)]
+    in_list = any({one.module for one in found} <= members for members in lists)
+    alike = found[0].shape[2:] == found[1].shape[2:]
+    if in_list or (alike and reads_own_states(LayerRunner(layer), found[1])):
+        kinds = " and ".join(type(one.module).__name__ for one in found)
+        raise UnsupportedLayerError(
+            f"The layer {layer.name} has two attentions {'in a list' if in_list else 'over its own tokens'}, {kinds}, "
+            f"so its second one is no cross-attention.{_advice(layer)}"
+        )
 
 
 def _advice(layer: LayerRecord) -> str:
@@ -320,43 +340,6 @@ def _advice(layer: LayerRecord) -> str:
         return " One module attends several times, so none of its calls can be named. Pass a layer that attends once."
     one_of += ", or a list of those that are heads of one attention" if len(names) > 1 else ""
     return f" Pass attention=layer.get_submodule(name), where name is {one_of}." if names else ""
-
-
-def _check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
-    """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
-
-    The first submodule that is given more rows that change than values do is given such sums. CannotReplayError: they
-    are queries, keys, or no part of an attention.
-    """
-    runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
-    in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
-    if not in_tokens and not layer.rearranges(attention):
-        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
-    for source in dict.fromkeys((0, sources // 2, sources - 1)):
-        seen = []
-        for strength in (0, 1, 2):
-            handler = AddToValues(attention, source, strength)
-            output = runner.run(handler)
-            seen.append([*handler.given, output])
-        for clean, once, twice in zip(*seen, strict=True):
-            moved = once - clean
-            # Other layouts have more rows (one for each head), other projections have more numbers.
-            alone = moved.count_nonzero() <= attention.values[:, 0].numel() or moved.any(-1).sum() <= batch
-            if not moved.any() or (alone and min(out, sources) > 1):
-                continue
-            eps = torch.finfo(attention.values.dtype).eps
-            if (twice - once - moved).abs().max() <= 0.01 * moved.abs().max() + 8 * eps * twice.abs().max():
-                return
-            raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
-    raise CannotReplayError("they change no other token")
-
-
-def _inline_attention(layer: LayerRecord) -> str:
-    """What to add about an attention module whose attention was not seen."""
-    if isinstance(layer.layer, torch.fx.GraphModule):
-        return " (it was traced by torch.export or torch.fx, so its code calls kernels: pass the model before that)"
-    kinds = [type(module).__name__ for module in layer.modules_run if type(module).__name__.endswith("Attention")]
-    return f" (its {kinds[-1]} computes attention in an unknown way)" if kinds else ""
 
 
 def _last_third(layer: LayerRecord) -> str:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import AttentionRecord, Step
-from captum_vz._engine.numerics.attention import all_weights
-from captum_vz._engine.numerics.tensors import budget_of, first_tensor, once_a_pass
+from captum_vz._engine.capture import AttentionRecord, Step
+from captum_vz._engine.numerics import all_weights, budget_of, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
 from captum_vz._engine.structure.modules import Norm, matrix, plain_layer_norm, read_norm
 from captum_vz._engine.taps.changes import is_hooked

@@ -23,23 +23,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.interventions import StopAtValues, StopRunError
+from captum_vz._engine.capture import AttentionRecord, LayerRecord
+from captum_vz._engine.capture.interventions import AddToValues, StopAtValues, StopRunError
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS, LayerRunner, find_streams
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.attention import Weights
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.numerics import ReturnedTensor, Weights, clone_tensor, first_tensor, tensors_in
+from captum_vz._engine.numerics.tolerance import (
     PROBE_STRENGTHS,
-    ReturnedTensor,
+    CannotReplayError,
     binary_digits,
-    clone_tensor,
-    first_tensor,
     is_changed,
+    is_reproduced,
     noise_like,
     nudged,
     replaced,
-    tensors_in,
 )
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
 from captum_vz._engine.structure.modules import each_module_runs_once, is_library_code, matrix, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler
 from captum_vz._private import modules_of, tree_map
@@ -219,6 +216,35 @@ def _first_values(runner: LayerRunner, attention: AttentionRecord, old: Tensor, 
     except CannotReplayError:
         return None
     return None
+
+
+def check_named_values(layer: LayerRecord, attention: AttentionRecord) -> None:
+    """Refuse values that the user names, unless the layer mixes tokens by sums of them, with weights that stay.
+
+    The first submodule that is given more rows that change than values do is given such sums. CannotReplayError: they
+    are queries, keys, or no part of an attention.
+    """
+    runner, (batch, _, out, sources) = LayerRunner(layer), attention.shape
+    in_tokens = any(attention.batch_first(x).shape[:2] == (batch, sources) for x in layer.states)
+    if not in_tokens and not layer.rearranges(attention):
+        raise CannotReplayError(f"they have {sources} rows in {batch} examples, and no hidden states have this shape")
+    for source in dict.fromkeys((0, sources // 2, sources - 1)):
+        seen = []
+        for strength in (0, 1, 2):
+            handler = AddToValues(attention, source, strength)
+            output = runner.run(handler)
+            seen.append([*handler.given, output])
+        for clean, once, twice in zip(*seen, strict=True):
+            moved = once - clean
+            # Other layouts have more rows (one for each head), other projections have more numbers.
+            alone = moved.count_nonzero() <= attention.values[:, 0].numel() or moved.any(-1).sum() <= batch
+            if not moved.any() or (alone and min(out, sources) > 1):
+                continue
+            eps = torch.finfo(attention.values.dtype).eps
+            if (twice - once - moved).abs().max() <= 0.01 * moved.abs().max() + 8 * eps * twice.abs().max():
+                return
+            raise CannotReplayError("the weights, or what the weights multiply, change with them in another way")
+    raise CannotReplayError("they change no other token")
 
 
 class OtherMixing:

@@ -15,20 +15,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from captum_vz._engine.capture import AttentionRecord, LayerRecord
 from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-from captum_vz._engine.numerics.attention import all_tokens
-from captum_vz._engine.numerics.tensors import (
+from captum_vz._engine.numerics import (
     first_tensor,
-    is_changed,
     is_out_of_memory,
     mask_as_bool,
-    nudged,
     once_a_pass,
     repeat_examples,
 )
-from captum_vz._engine.numerics.tolerance import CannotReplayError, is_reproduced
+from captum_vz._engine.numerics.tolerance import CannotReplayError, is_changed, is_reproduced, nudged
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz._engine.structure.modules import keeps_examples_apart
 from captum_vz._engine.taps.handler import MADE_OF
@@ -191,18 +188,15 @@ def find_sources(count: int, depend_on: Callable[[Tensor], Tensor], device: torc
     return found.where((ones | zeros).any(0), NO_POSITION)
 
 
-def padding_masks(layer: LayerRecord, attention: AttentionRecord) -> tuple[Tensor, Tensor]:
+def padding_masks(
+    layer: LayerRecord, attention: AttentionRecord, rows: Tensor, all_sources: Tensor
+) -> tuple[Tensor, Tensor]:
     """Which rows `(batch, out)` and which sources `(batch, in)` of an attention are no padding.
 
     Padding is what no token sees in self-attention, not even the token itself, if the inputs hide it or if it sees
     nothing. In sparse attention the layer chooses what is seen, so the mask that it was given is read too. A source
-    that no valid row sees is padding.
+    that no valid row sees is padding. `rows` and `all_sources` are the masks where nothing is padding.
     """
-    (batch, _, *sizes), device = attention.shape, attention.values.device
-    rows, all_sources = [once_a_pass(all_tokens, batch, tokens, device) for tokens in sizes]
-    # An attention over positions, which it sees in windows, is none of the layer's, and has no mask.
-    if attention not in layer.attentions or all(one.visible is None for one in layer.attentions):
-        return rows, all_sources
     # The self-attention of these tokens comes first. Attentions with another number of tokens are passed over.
     first = min(layer.attentions, key=lambda one: one.shape.out != attention.shape.out)
     _, _, out, sources = first.shape

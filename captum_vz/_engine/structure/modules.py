@@ -20,8 +20,8 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_vz._engine.capture.records import LayerRecord
-from captum_vz._engine.numerics.tensors import once_a_pass, results_of_pass
+from captum_vz._engine.capture import LayerRecord
+from captum_vz._engine.numerics import once_a_pass, results_of_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.taps.changes import is_hooked
 from captum_vz._private import BUFFERS, OWN_ATTRIBUTES, accelerate_hook, modules_of, own_parameters

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_of_torch
 
-from captum_vz._engine.numerics.tensors import is_out_of_memory, version
+from captum_vz._engine.numerics import is_out_of_memory, version
 from captum_vz._private import (
     BUFFERS,
     OUTPUT_CAPTURING,

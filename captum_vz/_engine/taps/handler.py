@@ -30,15 +30,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.attention import (
+from captum_vz._engine.numerics import (
     Weights,
     all_weights,
     causal_mask,
-    explains,
+    context_of,
+    mask_as_bool,
+    once_a_pass,
+    setting,
     weighted_values,
     weights_by_unit_values,
 )
-from captum_vz._engine.numerics.tensors import mask_as_bool, once_a_pass, setting
 from captum_vz._engine.numerics.tolerance import is_same_attention, same_numbers
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._private import ATTENTION_NAME, BUILTIN_ATTENTION, attention_name, is_transformed, sdpa_of_transformers
@@ -74,10 +76,15 @@ class AttentionCall:
         """
         if self.explained or not isinstance(weights, Tensor):
             return weights
-        if explains(weights, self.values, context) or not context.isfinite().all():
+
+        def explain(weights: Tensor) -> bool:
+            sums = context_of(weights, self.values)
+            return same_numbers(context.flatten(2), sums.flatten(2), torch.finfo(context.dtype).eps ** 0.6)
+
+        if explain(weights) or not context.isfinite().all():
             return weights
         weights = weights_by_unit_values(self.compute, self.values, weights.shape[1])
-        if not explains(weights, self.values, context):
+        if not explain(weights):
             raise UnsupportedLayerError(
                 f"The attention function of {type(module).__name__} returns no sums of its values, so the contribution "
                 "of one value is undefined. Say where the values are: ValueZeroing(model, layer, "
@@ -374,18 +381,13 @@ def _reads_our_name(module: nn.Module) -> bool:
     return of_users or _looks_up_eager() or hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS")
 
 
-def _config_of(module: nn.Module) -> Any:
-    # A missing attribute takes a module long. Most modules are torch's, whose classes have no config.
-    if type(module).__module__.startswith("torch.nn.modules."):
-        return vars(module).get("config")
-    return getattr(module, "config", None)
-
-
 def tap_transformers(modules: Sequence[nn.Module], changes: Changes) -> None:
     """See attention that layers call through transformers' AttentionInterface."""
     configs: dict[int, Any] = {}
     for module in modules:
-        config = _config_of(module)
+        # A missing attribute takes a module long. Most modules are torch's, whose classes have no config.
+        of_torch = type(module).__module__.startswith("torch.nn.modules.")
+        config = vars(module).get("config") if of_torch else getattr(module, "config", None)
         if hasattr(config, ATTENTION_NAME) and _reads_our_name(module):
             configs[id(config)] = config
     for config in configs.values():

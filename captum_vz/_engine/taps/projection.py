@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captum_vz._engine.numerics.tensors import mask_as_bool, tensors_in
+from captum_vz._engine.numerics import mask_as_bool, tensors_in
 from captum_vz._engine.numerics.tolerance import CannotReplayError
 from captum_vz._engine.taps.changes import Changes
 from captum_vz._engine.taps.handler import current_handler

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.forward_pass import LayerPass, LayerResults, check_no_dropout, layer_hooks
 from captum_vz._engine.capture.interventions import Intervene
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
-from captum_vz._engine.numerics.tensors import budget_of, first_numbers, first_tensor, is_out_of_memory, once_a_pass
+from captum_vz._engine.numerics import budget_of, first_numbers, first_tensor, is_out_of_memory, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, check_reproduced
 from captum_vz._engine.replay import ZERO, zeroed_heads
 from captum_vz._engine.replay.unknown_code import check_unknown_code
@@ -26,8 +26,8 @@ from captum_vz.errors import RefusedError
 from captum_vz.functional.interventions import Intervention, ZeroValue, values_after
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord, LayerRecord
-    from captum_vz._engine.numerics.attention import Weights
+    from captum_vz._engine.capture import AttentionRecord, LayerRecord
+    from captum_vz._engine.numerics import Weights
     from captum_vz._engine.structure import AttentionSite
     from captum_vz._engine.taps.projection import ValueProjection
 

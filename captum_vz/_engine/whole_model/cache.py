@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from captum_vz._engine.numerics.tensors import clone_tensor, repeat_examples
+from captum_vz._engine.numerics import clone_tensor, repeat_examples
 from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._private import tree_leaves, tree_map

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from captum_vz._engine.structure import not_finite
+from captum_vz._engine.numerics.tolerance import not_finite
 from captum_vz._engine.taps.changes import Changes, undoing
 from captum_vz._engine.whole_model.rules import Nonlinearities, change_gradients, whole_activations
 from captum_vz._private import node_number, tree_map

@@ -11,11 +11,10 @@ from captum.attr import Attribution, PerturbationAttribution
 from torch import Tensor
 
 from captum_vz._private import TargetType, forward_pre_hooks
-from captum_vz.attr._base import ForwardPassAttribution, check_one_of, logged, warn
-from captum_vz.attr._base.layer_maps import MapRun, mark_unreached
+from captum_vz.attr._base import MapRun, mark_unreached
+from captum_vz.attr._call import ForwardPassAttribution, as_layers, check_one_of, logged, warn
 from captum_vz.attr._call.arguments import Arguments, Inputs, by_input
 from captum_vz.attr._call.further_calls import check_target
-from captum_vz.attr._call.layers import as_layers
 from captum_vz.attr._call.target import PADDED_TARGET, WantedTokens
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import Residual, normalize_rows, pool_groups, receptive_fields

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -25,10 +24,9 @@ from captum_vz._engine import (
     random_states,
 )
 from captum_vz._private import modules_of
-from captum_vz.attr._base import warn
+from captum_vz.attr._call import Attention, Heads, attentions_of_layers, select_heads, warn
 from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, caches_of, end_of_inputs
 from captum_vz.attr._call.further_calls import model_of, stack_of
-from captum_vz.attr._call.layers import Attention, Heads, attentions_of_layers, select_heads
 from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
@@ -48,19 +46,17 @@ class Runs:
     """
 
     output: Any = None
+    _attention_module: nn.Module | None = None  # an explained layer that is named after attention
+    _padded = 0  # how many examples begin with padding that may count as positions
+    _last: ReturnedTensor | None = None  # what the layer that ran last returned
+    _draws = False  # whether random numbers were drawn before the last layer returned
 
     def __init__(self, forward: Callable[[], Any], layers: Sequence[nn.Module], run: int | None) -> None:
         self._forward = forward
         self._layers = layers
-        self._names = [f"layer {index} ({type(layer).__name__})" for index, layer in enumerate(layers)]
-        self._states = partial(given_states, forward, layers)
         self._unclear: set[int] = set()
-        self._attention_module: nn.Module | None = None
-        self._padded = 0  # how many examples begin with padding that may count as positions
-        self._last: ReturnedTensor | None = None  # what the layer that ran last returned
         self._led: set[int] = set()  # the layers that led to it
         self._random = random_states()
-        self._draws = False  # whether random numbers were drawn before the last layer returned
         self.warnings: list[str] = []
         self.chosen = None if run is None else self._choose(run)
 
@@ -130,17 +126,23 @@ class Runs:
     def _refuse_unrelated(self) -> None:
         if self.chosen is not None or not self._unclear:
             return
-        clean = self._states(None)
+        clean = given_states(self._forward, self._layers, None)
         for index in sorted(self._unclear):
             count = len(clean[index])
             if len(next(self._chains(clean[index], index))) < count:
                 raise RefusedError(
-                    f"forward_func ran {self._names[index]} {count} times, on inputs that are not related (the texts "
+                    f"forward_func ran {self._name(index)} {count} times, on inputs that are not related (the texts "
                     "of a bi-encoder, the parts of a batch). Pass run=0 for the first of these, run=-1 for the last."
                 )
 
+    def _name(self, index: int) -> str:
+        return f"layer {index} ({type(self._layers[index]).__name__})"
+
     def _choose(self, run: int) -> list[list[int]]:
-        chains = [list(self._chains(clean, index)) for index, clean in enumerate(self._states(None))]
+        chains = [
+            list(self._chains(clean, index))
+            for index, clean in enumerate(given_states(self._forward, self._layers, None))
+        ]
         counts = sorted({len(one) for one in chains})
         if len(counts) > 1 or not -counts[0] <= run < counts[0]:
             raise ArgumentError(
@@ -154,12 +156,12 @@ class Runs:
         rest = list(range(len(clean)))
         while rest:
             first, *later = rest
-            found = self._states((index, first))[index] if later else clean
+            found = given_states(self._forward, self._layers, (index, first))[index] if later else clean
             found = found + [None] * (len(clean) - len(found))  # the call may fail or end early on other numbers
             moved = [run for run, states in enumerate(clean) if _differ(states, found[run])]
             if moved and moved[0] <= first:
                 raise RefusedError(
-                    f"forward_func ran {self._names[index]} several times, and a second call gave it other numbers, so "
+                    f"forward_func ran {self._name(index)} several times, and a second call gave it other numbers, so "
                     "it is unknown which runs are related. Pass a forward_func that computes the same in each call."
                 )
             # A run on another number of tokens is a chain of its own, as when a model generates token by token.

@@ -224,7 +224,8 @@ def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int
         )
     if site.layer.index == 0 and (not isinstance(inputs, tuple) or len(inputs) == 1):
         site.layer.warnings.extend(_seen_padding(site, inputs, text))
-    if known and text.dim() < 4 and end is None:
+    more = known and max(site.shape.out, site.shape.sources + site.dropped_sources) > text.shape[1]
+    if more and text.dim() < 4 and end is None:
         site.layer.warnings.extend(_added_tokens(site, inputs, text, token))
     return end
 
@@ -256,12 +257,12 @@ def _added_tokens(site: AttentionSite, inputs: Inputs, text: Tensor, token: Any)
 def begins_with_padding(site: AttentionSite) -> int:
     """How many examples of the first layer's tokens begin with padding, if the call names no positions."""
     record, mask = site.layer, site.target_mask
-    inputs, further = record.inputs
     # After an encoder or a cache, the inputs hold other tokens as well.
     others = len(record.attentions) > 1 or site.shape.sources + site.dropped_sources != site.shape.out
     count = 0 if record.index or others else int((~mask[:, 0] & mask.any(1)).sum())
-    if not count or caches_of(inputs, further):
+    if not count or caches_of(*record.inputs):
         return 0
+    inputs, further = record.inputs
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     known = (x for x in tree_leaves((inputs, further)) if isinstance(x, Tensor) and x.shape == mask.shape)
     named = isinstance(inputs, Mapping) and inputs.get("position_ids") is not None

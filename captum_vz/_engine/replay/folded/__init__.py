@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture.layer_runner import ModuleAnswer
-from captum_vz._engine.numerics.tensors import budget_of, gather_rows, is_out_of_memory
+from captum_vz._engine.numerics import budget_of, gather_rows, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
     CannotReplayError,
@@ -264,6 +264,7 @@ class FoldedReplay:
     """Packed pairs whose first linear modules act on sources. For usual layers, and for enough pairs."""
 
     name = "folded pairs"
+    only_long = True
 
     def fits(self, problem: ReplayProblem) -> bool:
         """Whether values are zeroed in a module that is answered as a whole, and enough pairs pay for the structure."""
@@ -271,10 +272,7 @@ class FoldedReplay:
         as_a_whole = attention.replaceable and attention.weights is not None and attention.module is not layer.layer
         if not (isinstance(problem.intervention, ZeroValue) and as_a_whole and attention is layer.attentions[-1]):
             return False
-        enough, targets = budget_of(problem.output.device).folding_calls / 2, problem.targets
-        most = len(targets) * (targets.members.shape[1] + 1)  # rows, counted without waiting for a device
-        if most * sum(x.numel() for x in problem.site.layer.parameters if x.dim() == 2) <= enough:
-            return False
+        enough = budget_of(problem.output.device).folding_calls / 2
         enough *= feed_forward(problem)[1] * (NORMED_CALLS if output_goes_into_vectors(problem) else 1)
         return products_saved(problem, active_pairs(problem))[0] > enough
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captum_vz._engine.capture.interventions import StopRunError
-from captum_vz._engine.numerics.tensors import VersionedTensor
+from captum_vz._engine.numerics import VersionedTensor
 from captum_vz._engine.numerics.tolerance import (
     CANCELLATION,
     TOO_LITTLE_LEFT,
@@ -30,7 +30,7 @@ from captum_vz._engine.numerics.tolerance import (
 from captum_vz._engine.structure.modules import NoNorm, Norm, matrix, read_norm
 
 if TYPE_CHECKING:
-    from captum_vz._engine.capture.records import AttentionRecord
+    from captum_vz._engine.capture import AttentionRecord
     from captum_vz._engine.replay.folded.plan import PairChunk
     from captum_vz._engine.replay.packed import PackedPairs
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_vz._engine.numerics.tensors import budget_of, first_tensor, for_query_heads
+from captum_vz._engine.numerics import budget_of, first_tensor, for_query_heads
 from captum_vz._engine.replay import ReplayProblem
 
 # How many (source, head) vectors are folded at a time: enough that the product pays for its call.
