@@ -77,9 +77,7 @@ class PackedReplay:
         run = ChunkRunner(problem, packed_pairs(problem, self.first_tensor_only))
         # The layers share the indices of a single chunk. Those of many would take the memory of the pairs themselves.
         shared = count <= rows and problem.asked.max_groups is None
-        chunks = asked.chunks(rows, problem.asked.max_groups)
-        if shared:
-            chunks = iter([asked.only_chunk] if count else [])
+        whole = [asked.only_chunk] if count and shared else []
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
         likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
         if (len(asked) > 1 and likely_to_fail) or not count:
@@ -87,7 +85,7 @@ class PackedReplay:
             run(asked.chunk(few[:0], few[:0], few))
             problem.readings.read()
         again: list[tuple[PackedChunk, Tensor]] = []
-        for chunk in chunks:
+        for chunk in whole if shared else asked.chunks(rows, problem.asked.max_groups):
             if isinstance(problem.intervention, ZeroValue):
                 yield run(chunk, lost=context_change(problem, chunk), shared=shared)
                 problem.readings.add(run.cancelled.amax(), partial(_note_positive, again, (chunk, run.cancelled)))
