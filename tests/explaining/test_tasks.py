@@ -382,9 +382,6 @@ def test_sound_from_a_file(tmp_path: Path) -> None:
         explain(speech, path, tokenizer=processor)
 
 
-# Pipelines
-
-
 def test_pipelines() -> None:
     make: Any = pipeline
     (images, processor), (sounds, extractor) = image_classifier(), sound_model(SOUND)
