@@ -17,6 +17,7 @@ from tests.explaining.models import (
     SENTENCE,
     SIZE,
     SOUND,
+    SPEECH,
     classifier,
     image_classifier,
     sound_model,
@@ -133,6 +134,22 @@ def test_what_is_no_sound_is_named(given: Any, told: str) -> None:
     model, extractor = sound_model(SOUND)
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, given, tokenizer=extractor)
+
+
+def test_letters_of_speech_have_targets() -> None:
+    model, extractor = sound_model(SPEECH)
+    inputs = extractor(SAMPLES, sampling_rate=16000, return_tensors="pt")
+    frame = captum_vz.explain(model, SAMPLES, tokenizer=extractor).rows[0].token
+    assert frame is not None
+    found = captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=frame, target=2, foil="3")
+    assert [row.name for row in found.rows] == [f"frame {frame}: 2 rather than 3"]
+    effect = captum_vz.ValueZeroingEffect(model)
+    expected = effect.attribute(inputs["input_values"], target=(frame, 2), foil=(frame, 3))
+    torch.testing.assert_close(found.scores, expected[0])
+    with pytest.raises(ArgumentError, match="token 99 is out of range: there are"):
+        captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
+    with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
+        captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
 
 
 def test_pipelines_of_labels_in_words() -> None:

@@ -200,6 +200,10 @@ def test_shares_of_gates_sum_to_the_effect_of_all(task: str, monkeypatch: pytest
         "image": (made, [image], {"tokenizer": processor}, dict(processor(image, return_tensors="pt"))),
     }[task]
     shapley = explain(model, *given, method="value-zeroing-shapley", **more)
+    torch.manual_seed(5)  # the random numbers are the same each time, and leave no trace
+    before = torch.get_rng_state()
+    assert torch.equal(explain(model, *given, method="value-zeroing-shapley", **more).scores, shapley.scores)
+    assert torch.equal(torch.get_rng_state(), before)
     assert shapley.is_signed
     place, label = shapley.rows[0].token, int(model(**inputs)[0][0].argmax())
     target: Any = label if task != "answer" else lambda output: output.start_logits[:, place]
@@ -376,9 +380,6 @@ def test_sound_from_a_file(tmp_path: Path) -> None:
     processor.sampling_rate = 8000
     with pytest.raises(ArgumentError, match="16000 samples a second, but the model takes 8000: resample it"):
         explain(speech, path, tokenizer=processor)
-
-
-# Pipelines
 
 
 def test_pipelines() -> None:
