@@ -259,7 +259,7 @@ def test_blocks_that_hold_an_embedding() -> None:
 
 
 REMEDIES = {"baselines": "Leave it out", "nt_samples": "NoiseTunnel", "attention_mask": "Pass a mapping"}
-REMEDIES["internal_batch_size"] = "Leave it out"
+REMEDIES["internal_batch_size"] = "perturbations_per_eval"
 
 
 @each_kind
@@ -289,7 +289,7 @@ def test_axes_that_are_too_many_or_few() -> None:
 def test_a_mask_in_the_place_of_target(method: Any) -> None:
     """It stands second, where Captum's scripts pass additional_forward_args to some functions."""
     for second in (torch.zeros_like(IDS), (torch.zeros_like(IDS),)):
-        with pytest.raises(ArgumentError, match="target is"):
+        with pytest.raises(ArgumentError, match=r"target is a tensor .* additional_forward_args=\(mask,\)"):
             method(CASE.model, CASE.layers).attribute(IDS, second)
 
 

@@ -185,11 +185,11 @@ def _site(
     layer: LayerRecord, attention: AttentionRecord, streams: Streams | None = None, windows: Windows | None = None
 ) -> AttentionSite:
     """The site of an attention, with the masks of its padding."""
-    (batch, _, *sizes), device = attention.shape, attention.values.device
-    masks = [once_a_pass(_all_tokens, batch, tokens, device) for tokens in sizes]
+    (batch, _, out, sources), device = attention.shape, attention.values.device
+    masks = once_a_pass(_all_tokens, batch, out, device), once_a_pass(_all_tokens, batch, sources, device)
     # An attention over positions, which it sees in windows, is none of the layer's, and has no mask.
     if windows is None and any(one.visible is not None for one in layer.attentions):
-        masks[:] = padding_masks(layer, attention, *masks)
+        masks = padding_masks(layer, attention, *masks)
     return AttentionSite(layer, attention, *masks, streams, windows)
 
 

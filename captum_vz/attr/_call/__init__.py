@@ -26,10 +26,11 @@ CAPTUM_KEYWORDS = {
     **dict.fromkeys(("baselines", "layer_baselines", "n_steps", "method", "n_samples", "stdevs"), "Leave it out"),
     **dict.fromkeys(("return_convergence_delta", "sliding_window_shapes", "grad_kwargs"), "Leave it out"),
     **dict.fromkeys(("attribute_to_layer_input", "perturbations_per_eval", "show_progress"), "Leave it out"),
-    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),
+    **dict.fromkeys(("internal_batch_size", "layer_mask"), "Leave it out"),  # or as below
     "nt_samples": "Pass it to NoiseTunnel(method).attribute",
     "attention_mask": "Pass a mapping with input_ids and attention_mask as inputs, or additional_forward_args",
 }
+OTHER_NAMES = {"internal_batch_size": "perturbations_per_eval", "layer_mask": "feature_mask"}
 
 
 def logged(attribute: _Attribute) -> _Attribute:
@@ -40,7 +41,9 @@ def logged(attribute: _Attribute) -> _Attribute:
     @wraps(attribute)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         for keyword in () if open_ended else CAPTUM_KEYWORDS.keys() & (kwargs.keys() - takes.keys()):
-            raise ArgumentError(f"{self.get_name()} takes no {keyword}. {CAPTUM_KEYWORDS[keyword]}.")
+            other = OTHER_NAMES.get(keyword)
+            remedy = f"Pass {other}" if other in takes else CAPTUM_KEYWORDS[keyword]
+            raise ArgumentError(f"{self.get_name()} takes no {keyword}. {remedy}.")
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("captum.log"):
             frame = frame.f_back

@@ -99,12 +99,14 @@ def parse_indices(target: Any, name: str = "target") -> Indices:
     """Read `target` in all of Captum's forms: None, int, tuple, tensor, list of ints, list of tuples."""
     if target is None:
         return None
-    if isinstance(target, (Tensor, np.ndarray)):
-        each = torch.as_tensor(target)
+    # A tuple of one tensor is what Captum's scripts pass as additional_forward_args.
+    given = target[0] if isinstance(target, tuple) and len(target) == 1 else target
+    if isinstance(given, (Tensor, np.ndarray)):
+        each = torch.as_tensor(given)
         if not holds_integers(each) or (each.dim() > 1 and each.numel() > 1):
             raise ArgumentError(
                 f"{name} is a tensor {tuple(each.shape)} of {each.dtype}: pass one integer, or a 1-D tensor with one "
-                "integer for each example."
+                "integer for each example. Pass an attention mask as additional_forward_args=(mask,)."
             )
         return (int(each.item()),) if each.numel() == 1 else [(row,) for row in each.tolist()]
     one = _as_index(target)
