@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -56,6 +56,8 @@ SCORES: Final = ""
 #: For each method the metrics that a part lacks, after :data:`SCORES` if these are missing too.
 Lacking = Mapping[str, tuple[str, ...]]
 Pairs = list[tuple[str, str]]
+# How many parts that hold the same are read together. One alone takes more time a row, and all of them more memory.
+TOGETHER = 16
 
 
 def write_table(folder: Path, stem: str, table: Any) -> list[Any]:
@@ -226,27 +228,26 @@ def _pairs(table: DataFrame) -> pd.MultiIndex:
 def values_of(folder: Path, settings: Mapping[str, Any], model: str) -> Values:
     """The values of a model."""
     every, computed = list[Example](), Counter[tuple[str, str, str]]()
-    alike: dict[str, list[Any]] = {}  # tables of parts that hold the same, which are read together
-    held: dict[str, Mapping[str, Any]] = {}
-    for examples, part in parts_of(folder, settings, model):
-        every += examples
-        counts = Counter(example.group for example in examples) | Counter({ALL: len(examples)})
-        for pair in _held_pairs(settings, part):
-            computed.update({(group, *pair): count for group, count in counts.items()})
-        held[part["holds"]] = part
-        alike.setdefault(part["holds"], []).append(read_table(folder, part["files"]["values"]))
-    groups = np.array([example.group for example in every], dtype=object)
     rows = [pd.DataFrame(columns=_ROWS).astype({"place": int})]
     reasons = [pd.DataFrame(columns=_REASONS)]
-    for name, tables in alike.items():
-        table = _held(pa.concat_tables(tables).unify_dictionaries(), settings, held[name])
+    numbered = enumerate(parts_of(folder, settings, model))
+    for _, alike in groupby(numbered, lambda one: (one[0] // TOGETHER, one[1][1]["holds"])):
+        tables = []
+        for _, (examples, part) in alike:
+            every += examples
+            counts = Counter(example.group for example in examples) | Counter({ALL: len(examples)})
+            for pair in _held_pairs(settings, part):
+                computed.update({(group, *pair): count for group, count in counts.items()})
+            tables.append(read_table(folder, part["files"]["values"]))
+        table = _held(pa.concat_tables(tables).unify_dictionaries(), settings, part)
         keyed = _keyed(table, every, settings)
         out = keyed["skipped"].notna()
         metric = pd.Categorical(keyed["metric"], list(settings["metrics"]))
         rows.append(keyed.assign(metric=metric)[~out][_ROWS])
-        reasons.append(table.loc[keyed.index[out]].assign(group=groups[keyed["place"][out]])[_REASONS])
+        groups = [every[place].group for place in keyed["place"][out]]
+        reasons.append(table.loc[keyed.index[out]].assign(group=groups)[_REASONS])
     found = [pd.concat(some[1:] or some, ignore_index=True) for some in (rows, reasons)]
-    return Values(groups, found[0], computed, found[1])
+    return Values(np.array([one.group for one in every], dtype=object), found[0], computed, found[1])
 
 
 def read_rows(folder: Path, settings: Mapping[str, Any], columns: Sequence[str]) -> Any:
