@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,13 +14,14 @@ from torch import Tensor
 from captum_vz._engine.numerics import budget_of, for_query_heads, once_a_pass
 from captum_vz.errors import UnsupportedLayerError
 from captum_vz.functional import contributions, head_vectors
+from captum_vz.functional.contributions import length_of_vectors
 
 if TYPE_CHECKING:
     from captum_vz._engine.structure.attention_block import AttentionBlock, FrozenNorm
 
 # The vectors of a long text are read several times. So they are computed in blocks that stay in the cache: of so many
 # rows, and so many of them in one chunk.
-ROWS, BLOCKS = 64, 12
+ROWS, BLOCKS = 32, 12
 # What the decomposition includes: the attention, the sum with the residual, the norm after it, the norm at the end.
 INCLUDES = ("attention", "residual", "layer_norm", "encoder")
 
@@ -60,25 +61,28 @@ class Decomposition:
                 vectors = torch.cat([vectors, self.residual[:, few, None]], dim=2)
             yield vectors, whole
 
-    def lengths_without(self, length: Callable[[Tensor], Tensor]) -> Tensor:
-        """The `length` of `whole` without each vector, `(batch, row, group)`."""
+    def lengths_without(self, p: Literal[1, 2]) -> Tensor:
+        """The norm of order p of `whole` without each vector, `(batch, row, group)`."""
         batch, rows, sources, _ = self.weights.shape
         width, budget = self.vectors.shape[-1], budget_of(self.vectors.device)
         is_short = budget.items_in_chunk(self.vectors, batch * sources * width) >= rows
         if is_short or self.groups is not None or self.residual is not None:
-            each = [length(whole.unsqueeze(2) - vectors) for vectors, whole in self.written_out()]
+            each = [length_of_vectors(whole.unsqueeze(2) - vectors, p) for vectors, whole in self.written_out()]
             return each[0] if len(each) == 1 else torch.cat(each, dim=1)
         # Rows before the first that sees a source have no weight: half of all pairs in a causal model.
-        found = length(self.whole.unsqueeze(2)).repeat(1, 1, sources)
-        first = (self.weights != 0).any(3).any(0).int().argmax(0).tolist()
+        found = length_of_vectors(self.whole.unsqueeze(2), p).repeat(1, 1, sources)
+        first = self.weights.any(dim=(0, 3)).int().argmax(0).tolist()
         step = max(1, budget.items_in_chunk(self.vectors, BLOCKS * ROWS * width))
+        memory = self.vectors.new_empty(step * ROWS * width)  # new memory for each block takes as long as its numbers
         for start, example in product(range(0, sources, step), range(batch)):
             some = slice(start, start + step)
-            for row in range(min(first[some]), rows, ROWS):
-                block = slice(row, row + ROWS)
-                weights, vectors = self.weights[example, block, some].transpose(0, 1), self.vectors[example, some]
-                left = torch.baddbmm(self.whole[example, block], weights, vectors, alpha=-1)
-                found[example, block, some] = length(left).T
+            seen, vectors, lengths = slice(min(first[some]), None), self.vectors[example, some], []
+            weights = self.weights[example, seen, some].transpose(0, 1).contiguous()
+            for weight, whole in zip(weights.split(ROWS, 1), self.whole[example, seen].split(ROWS), strict=True):
+                left = memory[: weight.shape[0] * weight.shape[1] * width].view(*weight.shape[:2], width)
+                torch.bmm(weight, vectors, out=left).sub_(whole)
+                lengths.append(left.abs_().sum(-1) if p == 1 else length_of_vectors(left, p))
+            found[example, seen, some] = torch.cat(lengths, dim=1).T
         return found
 
 
@@ -180,12 +184,12 @@ def _sum_and_norms(block: AttentionBlock, include: str | None) -> tuple[Tensor |
 
 def _weights(block: AttentionBlock, residual: bool, norms: list[FrozenNorm]) -> Tensor:
     """The weights of the heads, and of the residual connection, times the norms' scales, `(batch, out, in, part)`."""
-    weights = block.weights.to(block.attention.values.dtype).permute(0, 3, 2, 1)  # by source, as they are multiplied
+    weights = block.weights.to(block.attention.values.dtype)
     if residual:
-        itself = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device)
-        weights = torch.cat([weights, itself[..., None].expand(len(weights), -1, -1, -1)], dim=3)
+        itself = torch.eye(weights.shape[2], dtype=weights.dtype, device=weights.device)
+        weights = torch.cat([weights, itself.expand(len(weights), 1, -1, -1)], dim=1)
     hidden = once_a_pass(_padding, block.rows)  # padding has no vectors
     factors = [scale for _, scale in norms] + ([] if hidden is None else [(~hidden).to(weights)])
     if factors:
         weights = weights * functools.reduce(torch.mul, factors)[:, None]
-    return weights.transpose(1, 2)
+    return weights.permute(0, 2, 3, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -86,7 +85,6 @@ def alti_of_attention(
     """ALTI's contributions `(batch, row, group)`. In cross-attention, the last column is the residual connection."""
     check_order(p)  # again, because attributes can be set
     check_one_of("include", include, "encoder", None)
-    length = partial(length_of_vectors, p=p)
     each = decompositions(block, include, wanted.rows, wanted.groups)
-    examples = [(length(some.whole.unsqueeze(2)) - some.lengths_without(length)).clamp_min(0) for some in each]
+    examples = [(length_of_vectors(some.whole.unsqueeze(2), p) - some.lengths_without(p)).clamp_min(0) for some in each]
     return examples[0] if len(examples) == 1 else torch.cat(examples)
