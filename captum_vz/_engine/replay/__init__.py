@@ -34,6 +34,7 @@ class PackedChunk(NamedTuple):
 
     target: Tensor  # the target of each pair, `(n,)`
     group: Tensor  # the group that is zeroed for it, `(n,)`
+    position: tuple[Tensor, Tensor]  # the example and the position of its target, two tensors `(n,)`
     # The sources of the groups, a tensor `(n,)` for each member, and which are there, `(n, 1)`. None: all.
     sources: list[tuple[Tensor, Tensor | None]]
     alone: Tensor | None  # The pairs whose target sees nothing but the group, `(n, 1)`. None: there are none.
@@ -130,6 +131,7 @@ class Targets:
         return PackedChunk(
             target,
             group,
+            (batch, self.out[target]),
             sources,
             alone if alone.any() else None,
             clean_row,

@@ -308,10 +308,13 @@ def _check_independent(pairs: PackedPairs, problem: ReplayProblem) -> None:
 
 def context_change(problem: ReplayProblem, chunk: PackedChunk) -> Tensor:
     """What each pair's context loses, the sum of weight times value over the group, `(n, head * d_head)`."""
-    known, values = problem.clean_weights, problem.site.attention.values
-    batch, shared_by, terms = chunk.batch[1 : 1 + len(chunk.target)], known.shape[1] // values.shape[1], []
+    known, values, (batch, out) = problem.site.attention.weights, problem.site.attention.values, chunk.position
+    shared_by, terms = problem.site.shape.heads // values.shape[1], []
     for source, there in chunk.sources:
-        weight = known[chunk.target, :, source].to(values.dtype)  # (n, head)
+        if isinstance(known, Tensor):
+            weight = known[batch, :, out, source].to(values.dtype)  # (n, head)
+        else:
+            weight = problem.clean_weights[chunk.target, :, source].to(values.dtype)
         weight = weight if problem.asked.heads is None else weight * problem.heads
         weight = weight if there is None else weight * there
         value = values[batch, :, source]  # (n, key-value head, d_head)
