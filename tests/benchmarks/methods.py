@@ -94,6 +94,46 @@ def of_decoder(ids: Tensor) -> tuple[nn.Module, Contenders]:
     return model, {"ALTILogit, one row": lambda: logit.attribute(ids, target=(ids.shape[1] - 1, 7))}
 
 
+class OwnBlock(nn.Module):
+    """A pre-norm block of a user, whose attention goes through torch's kernel."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.norm, self.norm_after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (one(self.norm(x)).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        context = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.output(context.transpose(1, 2).flatten(2))
+        return x + self.feed_forward(self.norm_after(x))
+
+
+def of_own_blocks(ids: Tensor) -> tuple[Any, Contenders]:
+    """Maps of six own blocks, and the definition: each block runs once for each token, by a hook on its values."""
+    model, x = nn.Sequential(*(OwnBlock() for _ in range(6))).eval(), torch.randn(1, ids.shape[1], 128)
+    layers = list(model)
+
+    def definition() -> list[Tensor]:
+        given, maps = x, []
+        for layer in layers:
+            clean, scores = layer(given), []
+            for token in range(x.shape[1]):
+                with layer.value.register_forward_hook(partial(_without, token)):
+                    scores.append(1 - torch.cosine_similarity(layer(given), clean, dim=-1))
+            maps.append(torch.stack(scores, -1))
+            given = clean
+        return maps
+
+    return lambda input_ids: model(x), {
+        "own blocks, definition": definition,
+        "own blocks, ValueZeroing": lambda: vz.ValueZeroing(model, layers).attribute(x),
+        "own blocks, one row": lambda: vz.ValueZeroing(model, layers).attribute(x, token=-1),
+        "own blocks, LayerAttention": lambda: vz.LayerAttention(model, layers).attribute(x),
+    }
+
+
 def of_texts(ids: Tensor) -> tuple[Any, Contenders]:
     """Rows of 40 texts with the embedded model: one after another, and in batches of similar length."""
     model, tokenizer = load_model()
@@ -116,7 +156,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     ids = token_ids(options.tokens, "cpu")
-    builds = [of_encoder, of_encoder_decoder, of_decoder, of_texts, *([of_derivatives] if options.derivatives else [])]
+    builds = [of_encoder, of_encoder_decoder, of_decoder, of_own_blocks, of_texts]
+    builds += [of_derivatives] if options.derivatives else []
     for build in builds:
         model, contenders = build(ids)
         given = {"input_ids": ids} | ({"decoder_input_ids": ids} if build is of_encoder_decoder else {})
