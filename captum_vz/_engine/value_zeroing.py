@@ -113,7 +113,9 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
         trace = ReplayTrace(site.layer.name, site.attention.tap)
         if _traces.wanted is not None:
             _traces.wanted.append(trace)
-        for replay in _replays_of(problem):
+        for replay in _in_order(problem):
+            if _traces.only not in (None, replay.name) or not replay.fits(problem):
+                continue
             try:
                 scores = _scores_by(replay, problem, distance, rounding)
             except CannotReplayError as reason:
@@ -132,17 +134,14 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
     )
 
 
-def _replays_of(problem: ReplayProblem) -> Iterator[Replay]:
-    """The replays that fit a problem, in the order in which they are tried."""
+def _in_order(problem: ReplayProblem) -> list[Replay]:
+    """The replays in the order in which they are tried. No generator: an error of the caller's would end in it."""
     known = REPLAYS
     if problem.site.layer.hooks:  # a hook may count positions
         known = REPLAYS[-1:]
     elif not problem.library and problem.targets.members.shape[1] <= FEW_GROUPS:
         known = (*REPLAYS[-1:], *REPLAYS[:-1])
-    for replay in known:
-        asked = _traces.only in (None, replay.name) and (not getattr(replay, "only_long", False) or problem.is_long)
-        if asked and replay.fits(problem):
-            yield replay
+    return [one for one in known if problem.is_long or not getattr(one, "only_long", False)]
 
 
 def _scores_by(replay: Replay, problem: ReplayProblem, distance: OutputDistance, rounding: Tensor | None) -> Tensor:

@@ -225,7 +225,7 @@ def test_layer_with_a_cache_of_its_own() -> None:
         ValueZeroing(block, block).attribute(sequences(2))
 
 
-@pytest.mark.parametrize("place", ["dropped_sources", "on_enter", "on_exit"])
+@pytest.mark.parametrize("place", ["dropped_sources", "on_exit"])
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention, ValueZeroingEffect])
 def test_error_of_a_library_is_ours(method: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma 3n's caches raised a ValueError when they were asked for their length."""

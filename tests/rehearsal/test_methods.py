@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import captum_vz as vz
+from captum_vz._engine.numerics import tensors_in
 from captum_vz.attr import __all__ as public
 from tests.engine.compare import assert_same
 from tests.rehearsal.device import AVAILABLE, ELSEWHERE
@@ -25,10 +26,9 @@ def answer(method: str, one: Subject) -> list[Tensor] | str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = METHODS[method](one)
+            return tensors_in(METHODS[method](one))
         except (vz.ArgumentError, vz.RefusedError) as error:
             return f"{type(error).__name__}: {error}"
-    return found if isinstance(found, list) else [found]
 
 
 @pytest.mark.parametrize(("family", "method"), PAIRS)

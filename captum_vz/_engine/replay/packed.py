@@ -79,11 +79,10 @@ class PackedReplay:
         shared = count <= rows and problem.asked.max_groups is None
         whole = [asked.only_chunk] if count and shared else []
         # A few targets run before a whole chunk does, where the replay is likely to fail or no pair would show it.
-        likely_to_fail = not problem.independent or len(problem.site.layer.attentions) > 1
-        if (len(asked) > 1 and likely_to_fail) or not count:
-            few = torch.arange(len(asked), device=asked.possible.device)[-FIRST_TARGETS:]
-            run(asked.chunk(few[:0], few[:0], few))
-            problem.readings.read()
+        if not count:
+            self._run_few(problem, run)
+        elif len(asked) > 1 and (not problem.independent or len(problem.site.layer.attentions) > 1):
+            once_a_kind(problem.site.layer, (rows, count, self.name), self._run_few, problem, run)
         again: list[tuple[PackedChunk, Tensor]] = []
         for chunk in whole if shared else asked.chunks(rows, problem.asked.max_groups):
             if isinstance(problem.intervention, ZeroValue):
@@ -97,6 +96,13 @@ class PackedReplay:
         # Where too little was left of a context, its other sources are summed. Few layers have such pairs.
         for chunk, cancelled in again:
             yield from exact_chunks(problem, run, chunk.target[cancelled > 0], chunk.group[cancelled > 0])
+
+    @staticmethod
+    def _run_few(problem: ReplayProblem, run: ChunkRunner) -> None:
+        asked = problem.targets
+        few = torch.arange(len(asked), device=asked.possible.device)[-FIRST_TARGETS:]
+        run(asked.chunk(few[:0], few[:0], few))
+        problem.readings.read()
 
 
 def exact_chunks(problem: ReplayProblem, run: ChunkRunner, target: Tensor, group: Tensor) -> Iterator[ReplayChunk]:

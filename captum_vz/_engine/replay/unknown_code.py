@@ -64,13 +64,10 @@ def check_unknown_code(site: AttentionSite, values_once: bool = True) -> None:
 
 def _problem(site: AttentionSite, values_once: bool) -> str | None:
     """Why the attention does not show all, and what to do. None: it does, or no two runs of the layer agree."""
-    runner, problem = site.runner(), None
-    try:
-        clean = runner.run(SiteHandler(site.attention))
-    except CannotReplayError:
-        return None
     if site.attention.inline is not None:  # zeroed where they are projected, and used by the module's own code
         return None
+    runner, problem, clean = site.runner(), None, site.layer.first_output
+    clean = clean if site.streams is None else site.streams.tokens(clean)
     try:
         with inference_mode(False), torch.enable_grad():
             graph = _Graph(site)
@@ -82,7 +79,10 @@ def _problem(site: AttentionSite, values_once: bool) -> str | None:
         if is_out_of_memory(error):
             raise
         problem = f"fails under torch.enable_grad, {UNTESTED}: {str(error).rstrip('.')}. {INDEPENDENT}"
-    steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
+    try:
+        steady = problem is None or all(is_reproduced(runner.run(SiteHandler(site.attention)), clean) for _ in range(2))
+    except CannotReplayError:
+        return None
     return problem if steady else None
 
 

@@ -68,6 +68,11 @@ class Changes(ExitStack):
         self.callback(variable.set, variable.get())
         variable.set(value)
 
+    def enter_mode(self, mode: Any) -> None:
+        """Put a mode of functions on this thread's stack, which torch may have emptied when the block ends by an error."""
+        self.callback(_restore_modes, function_modes())
+        push_function_mode(mode)
+
     def share(self, key: Hashable, begin: Callable[[], tuple[Action, Action]]) -> None:
         """Make a change unless another pass has made it. `begin` returns what makes it, and what takes it back."""
         self.callback(self._release, key)

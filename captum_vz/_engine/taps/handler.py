@@ -202,7 +202,7 @@ def tap_sdpa_by_name(modules: Sequence[nn.Module], changes: Changes) -> None:
     static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
     held = chain(static, *(list(scope.values()) for scope in (*map(vars, modules), *map(vars, classes), *files)))
     if id(BUILTIN_ATTENTION) in map(id, held):  # a thousand names, so without a loop in Python
-        changes.enter_context(_Mode())
+        changes.enter_mode(_Mode())
 
 
 class LoadedAlias(str):

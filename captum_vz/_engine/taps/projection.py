@@ -343,14 +343,14 @@ def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection]
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
     parts = [attrgetter(part.projection)(layer) for layer, row in zip(layers, rows, strict=False) for part in row.parts]
     if any(isinstance(part, nn.Parameter) for part in parts):
-        changes.enter_context(ParameterProjectionMode(named=True))
+        changes.enter_mode(ParameterProjectionMode(named=True))
 
 
 def tap_projections(modules: Sequence[nn.Module], changes: Changes) -> None:
     """See values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
     rows = [(module, family_of(module)) for module in modules]
     if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
-        changes.enter_context(ParameterProjectionMode())
+        changes.enter_mode(ParameterProjectionMode())
 
 
 def visible_by_argument(

@@ -46,7 +46,7 @@ def relevance_gradients(
         with torch.enable_grad(), Changes() as of_pass:
             explained.attach(of_pass)
             of_pass.hook(partial(register_module_forward_hook, whole_activations()))
-            of_pass.enter_context(Nonlinearities())
+            of_pass.enter_mode(Nonlinearities())
             output = forward()
         tensors = explained.checked(name)
         with torch.enable_grad():
