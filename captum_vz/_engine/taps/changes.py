@@ -69,7 +69,7 @@ class Changes(ExitStack):
         variable.set(value)
 
     def enter_mode(self, mode: Any) -> None:
-        """Put a mode of functions on this thread's stack, which torch may have emptied when the block ends by an error."""
+        """Put a mode of functions on this thread's stack, which torch may have emptied when the block ends."""
         self.callback(_restore_modes, function_modes())
         push_function_mode(mode)
 
