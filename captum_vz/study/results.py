@@ -297,8 +297,8 @@ def sign_figure(figure: AnyFigure, *settings: Mapping[str, Any]) -> AnyFigure:
         *dict.fromkeys(f"{name} {one['weights'][:8]}, {one['dtype']}, {one['device']}" for name, one in makers),
         f"study of {counts}, {100 * settings[0][PROVENANCE]['confidence']:g} % intervals",
     ]
-    width = int(figure.get_figwidth() * 72 / (0.55 * _FOOT_SIZE))  # type: ignore[attr-defined]  # of every Figure
-    wrapped, root = textwrap.wrap("; ".join(parts), width), root_figure(figure)
+    root = root_figure(figure)
+    wrapped = textwrap.wrap("; ".join(parts), int(root.get_figwidth() * 72 / (0.55 * _FOOT_SIZE)))
     # The foot has room of its own, so that it does not take that of the axes.
     root.set_figheight(root.get_figheight() + 1.25 * _FOOT_SIZE / 72 * len(wrapped))
     foot = figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_FOOT_SIZE, color="0.45")

@@ -60,8 +60,9 @@ def test_columns_equal_their_classes(layer: int, shipped: Shipped) -> None:
     expected["random"] = vz.RandomAttribution().attribute(inputs, token=MASK)
     expected["position"] = vz.PositionAttribution().attribute(inputs, token=MASK)
     right, wrong = tokenizer.convert_tokens_to_ids(["are", "is"])
-    for name, reduce in (("input-x-gradient", "sum"), ("input-x-gradient-l2", "l2")):
-        gradients = vz.TokenAttribution(model, InputXGradient, tokenizer, reduce=reduce)  # type: ignore[arg-type]
+    summed = vz.TokenAttribution(model, InputXGradient, tokenizer, reduce="sum")
+    by_length = vz.TokenAttribution(model, InputXGradient, tokenizer, reduce="l2")
+    for name, gradients in (("input-x-gradient", summed), ("input-x-gradient-l2", by_length)):
         amounts = gradients.attribute(inputs, target=(MASK, right), foil=(MASK, wrong))
         expected[name] = normalize_rows(amounts.abs())
     if layer == 1:

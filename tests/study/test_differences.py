@@ -262,7 +262,7 @@ def test_figures_can_be_read_in_one_column(figures: dict[str, Figure]) -> None:
     }
     for name, figure in figures.items():
         sign_figure(figure, settings)
-        figure.draw_without_rendering()  # type: ignore[no-untyped-call]
+        figure.draw_without_rendering()
         models = max(1, len(figure.subfigs)) if name != "page" else 2
         assert figure.get_figwidth() <= 2.1 * COLUMN * min(models, 2) / 2, name
         # What a page of A4 holds. The page of all evaluations has more rows than it is made for.

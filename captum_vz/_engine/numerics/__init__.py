@@ -101,7 +101,7 @@ class ReturnedTensor(VersionedTensor):
         self.copy = self.value if value.is_inference() else value.clone()
 
 
-class setting:  # noqa: N801 - read as a function
+class Setting:
     """Gives a context variable a value inside a `with` block."""
 
     # No generator: an interrupted generator ends later, when another value may be set.
@@ -117,7 +117,7 @@ class setting:  # noqa: N801 - read as a function
 
 
 # Lets `once_a_pass` compute each time inside a `with` block.
-forgetting = partial(setting, results_of_pass, None)
+forgetting = partial(Setting, results_of_pass, None)
 
 
 def first_tensor(output: Any) -> Tensor | None:

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics import (
+    Setting,
     Weights,
     all_weights,
     causal_mask,
     context_of,
     mask_as_bool,
     once_a_pass,
-    setting,
     weighted_values,
     weights_by_unit_values,
 )
@@ -114,7 +114,7 @@ class AttentionHandler:
 thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
 current_handler = thread_handler.get
 # Makes a handler the handler of this thread inside a `with` block.
-handled_by = partial(setting, thread_handler)
+handled_by = partial(Setting, thread_handler)
 
 
 def attention(

@@ -119,8 +119,8 @@ def add_rows(
 ) -> None:
     """Merge new rows into the part of a model and a block, in the place of older ones.
 
-    They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has the fingerprint of
-    the model, which must be that of its other parts, and what a reader is told of it.
+    They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has two
+    entries: ``weights``, the fingerprint of the model, which all its parts share, and ``made_by``, for readers.
     """
     methods = [method for method, names in lacking.items() if SCORES in names]
     pairs = [(method, metric) for method, names in lacking.items() for metric in names if metric != SCORES]
