@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz._engine.capture import AttentionRecord, Step
-from captum_vz._engine.numerics import all_weights, budget_of, first_tensor, once_a_pass
+from captum_vz._engine.numerics import budget_of, first_tensor, once_a_pass
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_close_up_to_tf32, is_same_sum
 from captum_vz._engine.structure.modules import Norm, matrix, plain_layer_norm, read_norm
 from captum_vz._engine.taps.changes import is_hooked
@@ -43,9 +43,9 @@ class AttentionBlock:
         self.rows, self.sources = site.target_mask, site.source_mask
         site = _readable(site).in_float32()
         layer, self.attention = site.layer, site.attention
-        weights, context = self.attention.weights, self.attention.context
-        assert weights is not None and context is not None  # narrows the types: `_readable` refuses such layers
-        self.weights, self._context = all_weights(weights), context
+        context = self.attention.context
+        assert context is not None  # narrows the type: `_readable` refuses such layers
+        self.weights, self._context = site.weights(), context
         self.output = self.attention.batch_first(layer.first_output)
         assert layer.steps is not None  # narrows the type: the method says `needs_steps`
         self._steps = _of_shape(layer.steps, layer.first_output.shape, self.attention)
@@ -256,8 +256,9 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _readable(site: AttentionSite) -> AttentionSite:
     """The site. UnsupportedLayerError: its vectors cannot be known."""
-    site.weights()  # raises an error if they cannot be read
     name, attention = site.layer.name, site.attention
+    if attention.weights is None:
+        site.weights()  # raises an error
     if attention.calls != 1 or attention.context is None:
         raise UnsupportedLayerError(
             f"The attention of {name} is computed in {attention.calls} parts, which norm-based methods do not support. "
