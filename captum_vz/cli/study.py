@@ -15,10 +15,7 @@ from captum_vz.methods import load_plugin
 from captum_vz.study import run_study
 from captum_vz.study.examples import Example, evenly, read_csv, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
-from captum_vz.study.results import SUMMARY
 from captum_vz.study.scoring.metrics import given_metrics
-from captum_vz.subjects import model_sources
-from captum_vz.subjects.loading import find_models
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.models import EMBEDDED
 from captum_vz.visualization.forms import heading, html_table, page, paragraph, picture
@@ -38,17 +35,8 @@ def study(options: argparse.Namespace) -> None:
     with _study_errors():
         metrics = list(given_metrics(options.metrics))
         examples, notes = _examples(options)
-        if not (options.folder / SUMMARY).exists():  # a finished study needs no model
-            find_models(options.model)
-        found = run_study(
-            model_sources(options.model),
-            examples,
-            options.folder,
-            options.methods,
-            metrics,
-            engine=options.engine,
-            quiet=options.quiet or options.json,
-        )
+        how = {"engine": options.engine, "quiet": options.quiet or options.json}
+        found = run_study(options.model, examples, options.folder, options.methods, metrics, **how)
     _show(options, found, notes, metrics)
     with _study_errors():
         found.check_used()

@@ -228,6 +228,8 @@ class Explanation:
             special = [True, *special[1:]]
             apart = apart.replace(": shares of the others are without it", ", and is left out (Options).")
         rests = self.first.strongest(self.tokens) if self.by_rows else ""
+        if self.is_signed and len(self.rows) == 1:
+            rests = f"The numbers say {self.first.heading(self.rows[0])}."
         below = " ".join(filter(None, [self.prediction, rests, apart]))
         look = dict[str, Any](title=title or part.method.title, about=about, subtitle=below, special=special)
         drawn = {} if of_rows else {one.name: one.named_maps(cut, True) for one in parts if one.maps.layers}

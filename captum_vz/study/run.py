@@ -56,6 +56,7 @@ def run_study(
     methods: Any = None,
     metrics: Any = None,
     *,
+    tokenizer: Any = None,
     batch_size: int = 32,
     confidence: float = 0.95,
     resamples: int = 1999,
@@ -89,6 +90,7 @@ def run_study(
         output: The folder. It may hold a study, which then grows.
         methods: See :class:`~captum_vz.study.Scorer`, like `metrics`.
         metrics: Names, see :func:`~captum_vz.study.metric_named`, or a mapping from names to metrics of your own.
+        tokenizer: The tokenizer, if `models` is one model.
         batch_size: The most sentences in a batch.
         confidence: The confidence level of the intervals in the summary, see :func:`~captum_vz.metrics.summarize`.
         resamples: The number of bootstrap resamples of the examples.
@@ -113,7 +115,7 @@ def run_study(
     >>> summary.query("layer == 3 and group == 'all'")[["method", "metric", "examples"]].values.tolist()
     [['value-zeroing', 'cue_dot', 4]]
     """
-    models = model_sources(models)
+    models = model_sources(models if tokenizer is None else (models, tokenizer))
     chosen, measures, examples = given_methods(methods), given_metrics(metrics), as_examples(examples)
     if not models or batch_size < 1:
         raise ValueError(f"models is {list(models)} and batch_size {batch_size}: pass at least 1 of each.")

@@ -28,9 +28,9 @@ _BAR, _LEAST_BAR = 24, 4  # characters of a full bar; narrower bars are left out
 _GAP: Final = "  "  # between the columns of a text
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
 _STYLE: Final = f"""
-:root {{ color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
+:root {{ background: Canvas; color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
-.wide {{ overflow-x: auto; }}
+.wide, pre {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5rem 0 1.5rem; }}
 .caption {{ margin: 1rem 0 0; }}
 th, td {{ border-bottom: 1px solid var(--line); padding: 0.2rem 0.6rem; text-align: left; white-space: pre-wrap; }}
@@ -38,7 +38,6 @@ td.number {{ text-align: right; }}
 tbody th {{ white-space: pre; }}
 tr.marked th {{ border-left: 4px solid var(--mark); }}
 img {{ background: white; height: auto; max-width: 100%; }}
-pre {{ overflow-x: auto; }}
 """
 _HEADS = ("True Label", "Predicted Label", "Attribution Label", "Attribution Score", "Word Importance")
 _RECORD_STYLE = (

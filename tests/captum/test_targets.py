@@ -115,7 +115,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("token", torch.tensor([0]), "token has 1 entries, but the batch has 3"),
     ("token", slice(5, 5), "which selects none of the 7 output tokens"),
     ("token", (1, 2), r"token is \(1, 2\), which names no output tokens"),
-    *(("token", wrong, "which names no output tokens") for wrong in ([], [[0, 1], [0], [1]], [0, [1], 2], 1.0, True)),
+    *(
+        ("token", wrong, "which names no output tokens")
+        for wrong in ([], [[0, 1], [0], [1]], [0, [1], 2], 1.0, True, [1, True, 2])
+    ),
     ("token", np.bool_(True), "which names no output tokens"),
     ("token", torch.tensor([True]), "which names no output tokens"),
     ("token", torch.zeros(3, 2, 2, dtype=torch.long), "which names no output tokens"),

@@ -204,7 +204,8 @@ def test_shares_of_gates_sum_to_the_effect_of_all(task: str, monkeypatch: pytest
     before = torch.get_rng_state()
     assert torch.equal(explain(model, *given, method="value-zeroing-shapley", **more).scores, shapley.scores)
     assert torch.equal(torch.get_rng_state(), before)
-    assert shapley.is_signed
+    told = "The numbers say how much each token supports " in shapley.view().subtitle
+    assert shapley.is_signed and told == (len(shapley.rows) == 1)
     place, label = shapley.rows[0].token, int(model(**inputs)[0][0].argmax())
     target: Any = label if task != "answer" else lambda output: output.start_logits[:, place]
     together = torch.zeros(1, len(shapley.scores), dtype=torch.long)

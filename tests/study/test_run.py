@@ -114,6 +114,12 @@ def test_summary_equals_the_rows(reference: Study, bad: list[Example]) -> None:
         assert line.metric == "cue_dot"
 
 
+def test_one_model_with_its_tokenizer(bad: list[Example], reference: Study, tmp_path: Path) -> None:
+    model, tokenizer = load_model()
+    found = study(tmp_path, bad, model, tokenizer=tokenizer)
+    assert found.summary["mean"].tolist() == reference.summary["mean"].tolist()
+
+
 def test_method_refused_everywhere_is_counted(bad: list[Example], decoder: Decoder, tmp_path: Path) -> None:
     found = study(tmp_path / "s", bad, {"NA": decoder}, methods=["globenc", "random"], metrics="cue_dot")
     summary = found.summary.query("group == 'all'").set_index("method")

@@ -347,6 +347,8 @@ def test_two_texts_and_generated_tokens(opened: Open) -> None:
 def test_page_of_one_row(opened: Open) -> None:
     """Nothing else can be explained, and the legend does not offer it. It says that colours are of the square root."""
     scores = torch.tensor([[1.26, 0.005, -0.5]])
+    own = opened(view({"output": scores}, ["hat"], columns=["hat", ".", "x"], offset=0).html()).inner_text("main")
+    assert "hat depends most on" in own and "In output" not in own and "more than evenly" not in own
     page = opened(view([scores, scores[:, [1, 0, 2]]], ["POSITIVE"], columns=["hat", ".", "x"]).html())
     legend = page.inner_text("#legend")
     assert "is explained" in legend and "click another" not in legend and "draws on it" not in legend

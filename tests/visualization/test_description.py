@@ -121,9 +121,10 @@ def test_figures_of_users_are_saved(tmp_path: Path) -> None:
     save_figure(own, tmp_path / "own.png")
     found = read_provenance(tmp_path / "own.png")
     assert (found["method"], found["weather"]) == ("m", "fine")
-    own.savefig(tmp_path / "plain.png")
-    with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
-        read_provenance(tmp_path / "plain.png")
+    for record in ({}, {"captum_vz": '{"package"'}, {"captum_vz": '["package"]'}):
+        own.savefig(tmp_path / "plain.png", metadata=record)
+        with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
+            read_provenance(tmp_path / "plain.png")
     draw_maps([MAP], TOKENS).savefig(tmp_path / "maps.png", metadata={"Title": "mine", "Author": "me"})
     with Image.open(tmp_path / "maps.png") as image:
         assert (image.text["Title"], image.text["Author"]) == ("mine", "me")

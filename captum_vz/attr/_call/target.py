@@ -143,8 +143,8 @@ def _parse_token(token: Any) -> Any:
     each = token.tolist() if isinstance(token, (Tensor, np.ndarray)) else token
     if as_int(each) is not None or isinstance(each, list):
         with suppress(ValueError, TypeError):  # lists of several lengths, or of anything else
-            rows = np.array(each)
-            if rows.dtype.kind in "iu" and rows.ndim <= 2 and rows.size:
+            rows, parts = np.array(each), np.array(each, dtype=object)  # among integers, numpy reads True as 1
+            if rows.dtype.kind in "iu" and rows.ndim <= 2 and rows.size and None not in map(as_int, parts.flat):
                 return rows.tolist()
     raise ArgumentError(f"token is {token!r}, which names no output tokens: pass {TOKEN_FORMS}.")
 

@@ -315,7 +315,10 @@ def read_provenance(path: str | Path) -> dict[str, str]:
         except ElementTree.ParseError as error:
             raise ArgumentError(f"{path.name} is no SVG: {error}.") from error
         record, words = (root.findtext(f".//{_DUBLIN_CORE}{name}") for name in ("source", "description"))
-    found = json.loads(record) if record and record.startswith("{") else {}
-    if "package" not in found:
+    try:
+        found = json.loads(record or "{}")
+    except ValueError:  # another program's
+        found = {}
+    if not isinstance(found, dict) or "package" not in found:
         raise ArgumentError(f"{path.name} carries no provenance: pass a file that a figure of captum_vz has written.")
     return {str(key): str(value) for key, value in found.items()} | ({"description": words} if words else {})

@@ -465,7 +465,7 @@ function paintWhole({ map, whole, leftwards }, item) {
   }
   whole.frame.hidden = !(item?.row >= 0);
   Object.assign(whole.frame.style, { left: `${whole.x - 1}px`, top: `${whole.above + rows.indexOf(item) * cell - 1}px`, width: `${all + 1}px`, height: `${Math.max(5, cell + 1)}px` });
-  whole.heading.textContent = /^(map|scores)$/.test(map.label) ? 'The whole map' : `The whole map, ${map.label}`;
+  whole.heading.textContent = /^(map|scores|output)$/.test(map.label) ? 'The whole map' : `The whole map, ${map.label}`;
   canvas.ariaLabel = `${whole.heading.textContent}: ${rows.length} rows, ${columnCount} columns. The table has its numbers.`;
 }
 
@@ -500,7 +500,7 @@ function answerOf(map, item) {
   const [best, ...more] = strongest(row);
   const value = (one) => (shares ? `${rough ? '\u2248\u00a0' : ''}${Math.round(100 * row[one.column])}\u00a0%` : written(row[one.column], map));
   const others = more.slice(0, 2).filter((one) => size(row[one.column]) >= least);
-  const where = /^(map|scores)$/.test(map.label) ? [] : [/^rollout/.test(map.label) ? 'Through all layers (' : 'In ', element('b', map.label), /^rollout/.test(map.label) ? '), ' : ', '];
+  const where = /^(map|scores|output)$/.test(map.label) ? [] : [/^rollout/.test(map.label) ? 'Through all layers (' : 'In ', element('b', map.label), /^rollout/.test(map.label) ? '), ' : ', '];
   return [...where, { ...item, own: true }, ...(best
     ? [map.method.signed ? ' depends most on ' : ' draws on ', best, ` (${value(best)})`, ...others.flatMap((one, i) => [i ? ', ' : ', then ', one, ` (${value(one)})`]), others.length || !shares ? '.' : row[best.column] > 0.5 ? ', and on hardly anything else.' : '.']
     : [' draws on no token that is shown.'])];
@@ -514,7 +514,7 @@ function sentences(item) {
     const name = shown.length > 1 ? `${map.method.name}: ` : '';
     const total = item.row >= 0 ? totalOf(map, item.row) : null;
     if (total !== null) found.push([name, item, ` moves by ${total.toPrecision(3)}; the token that moves most, by ${map.method.total.toPrecision(3)}.`]);
-    if (item.column >= 0) {
+    if (item.column >= 0 && rowUnits.length > 1) {
       const column = columnOf(map, item.column);
       const deep = items.filter((one) => one.row >= 0 && size(column[one.row]) > meanOf(map, one.row))
         .sort((a, b) => size(column[b.row]) - size(column[a.row]));
