@@ -1,7 +1,5 @@
 """What a decision rests on, the default answer of deep models, and the layer in which it is read."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that are longer than a model takes, read in windows, and lists of texts."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

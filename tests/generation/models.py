@@ -1,7 +1,5 @@
 """Tiny random models that generate, their tokenizer, and the naive twin: one pass for each step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The command `captum-vz generate`."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Captum's LLMAttribution, where a script changes one line, and the result of inseq."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts in all their forms, with images and sound, and what `generate` does with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One pass over the finished text equals one pass for each step."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

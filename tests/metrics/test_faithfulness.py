@@ -1,7 +1,5 @@
 """Blank-out and ERASER against sentences edited by hand and models with known answers."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import ceil
 from types import SimpleNamespace

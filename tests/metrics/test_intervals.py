@@ -1,7 +1,5 @@
 """Means with intervals, paired comparisons and probes: known cases, scipy, and sums by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import permutations
 from math import isnan, log2, sqrt

@@ -1,7 +1,5 @@
 """Metrics of an order of the tokens, its bounds, and soft metrics: against loops, for models of a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise, permutations

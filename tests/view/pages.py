@@ -1,7 +1,5 @@
 """Pages for the tests: small maps with known numbers, opened in the system's Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
