@@ -11,7 +11,7 @@ from captum.attr import TextTokenInput
 from torch import Tensor
 
 import captum_vz
-from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
+from captum_vz import AttnLRP, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import deciding_layer, word_mask
@@ -192,26 +192,6 @@ def test_maps_of_deep_models_are_computed_on_demand(
 
 
 MASKED = "the pictures of some hat [MASK] scaring marcus."
-CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
-
-
-@pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
-@pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
-def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
-    found = captum_vz.explain(model_name, text, method=name, target="are", foil=foil, layer="deciding")
-    model, tokenizer = load_model(model_name)
-    inputs, place = tokenizer(text, return_tensors="pt"), found.token
-    assert place is not None
-    are, other = tokenizer.convert_tokens_to_ids(["are", foil])
-    rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    rests_on = joint(views(model, inputs, (place, are), (place, other)), (0, place))
-    products = deciding_layer(torch.tensor(rows), torch.tensor(rests_on), place)[1].tolist()
-    best = sorted(range(len(products)), key=lambda layer: -products[layer])
-    assert found.layer == best[0]
-    torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
-    (told,) = (line for line in found.told if "decision rests on" in line)
-    assert told.startswith(f"{name}: layer {best[0]} ")
-    assert f"{products[best[0]]:.2f} of it; then layer {best[1]} {products[best[1]]:.2f}" in told
 
 
 def test_words_are_one_source_each() -> None:

@@ -47,15 +47,6 @@ def test_one_line_differs_from_captums_script() -> None:
         assert ours.inp is captums.inp or ours.inp.values == captums.inp.values
 
 
-@pytest.mark.parametrize("layer", [-1, 0])
-def test_scores_are_those_of_the_function(layer: int) -> None:
-    target = torch.tensor([17, 18])
-    result = maps(vz.ValueZeroingRollout).attribute(TextTokenInput(TEXT, TOKENS), target=target, layer=layer)
-    found = attribute_generation((MODEL, TOKENS), TEXT, vz.ValueZeroingRollout, generated=[17, 18])
-    torch.testing.assert_close(result.token_attr, found.scores[..., layer])
-    torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
-
-
 def test_skipped_and_empty_tokens() -> None:
     inp = TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"])
     result = maps().attribute(inp, target="has upset")
@@ -76,14 +67,14 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_values_of_a_template_are_zeroed_together(form: str) -> None:
-    result = maps().attribute(TEMPLATES[form], target="upset marcus")
+    result = maps().attribute(TEMPLATES[form], target="upset marcus", layer=0)
     found = attribute_generation(
         (MODEL, TOKENS), "the pictures of some woman 's theater has", vz.ValueZeroing, generated="upset marcus"
     )
-    joint = found.grouped([(4, 7)]).scores[..., -1]
+    joint = found.grouped([(4, 7)]).scores[..., 0]
     assert result.input_tokens == ["pictures", "woman 's theater"]
     torch.testing.assert_close(result.token_attr, joint[:, [1, 4]])
-    assert (result.token_attr[:, 1] - found.scores[:, 4:7, -1].sum(1)).abs().max() > 1e-4
+    assert (result.token_attr[:, 1] - found.scores[:, 4:7, 0].sum(1)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from captum.attr import (
 )
 from torch import Tensor
 
-import captum_vz
 import captum_vz as vz
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import LLMTokenMaps
@@ -63,15 +62,6 @@ def scored(shipped: Shipped, examples: list[Example], methods: Any, **options: A
     return Scorer(*shipped, methods, "cue_dot", **options).score(examples)
 
 
-def test_function_gives_shares(shipped: Shipped, examples: list[Example]) -> None:
-    for row, example in zip(scored(shipped, examples, uneven), examples, strict=True):
-        sizes = [number + 1 for number in encode(shipped[1], example).ids]
-        assert row["method"] == "uneven"
-        assert row["scores"] == pytest.approx([size / sum(sizes) for size in sizes])
-        (cue,) = row["cue"]
-        assert row["cue_dot"] == pytest.approx(sizes[cue] / sum(sizes))
-
-
 class Named:
     """A method that is neither captum's nor of this package."""
 
@@ -86,6 +76,7 @@ def built(model: Any, layers: Any) -> Named:
 
 
 FORMS: dict[str, Any] = {
+    "tensor": uneven,
     "array": lambda batch: uneven(batch).numpy(),
     "lists": lambda batch: uneven(batch).tolist(),
     "integers": lambda batch: uneven(batch).long(),
@@ -96,11 +87,12 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_forms_give_the_same(form: str, shipped: Shipped, examples: list[Example]) -> None:
-    expected = scored(shipped, examples[:4], uneven)
-    for row, other in zip(scored(shipped, examples[:4], {"mine": FORMS[form]}), expected, strict=True):
-        assert row["skipped"] is None
-        np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-12)
+def test_all_forms_give_shares(form: str, shipped: Shipped, examples: list[Example]) -> None:
+    for row, example in zip(scored(shipped, examples[:4], {"mine": FORMS[form]}), examples[:4], strict=True):
+        sizes = [number + 1 for number in encode(shipped[1], example).ids]
+        assert row["scores"] == pytest.approx([size / sum(sizes) for size in sizes])
+        (cue,) = row["cue"]
+        assert row["cue_dot"] == pytest.approx(sizes[cue] / sum(sizes))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +277,7 @@ def test_object_of_another_model_refused(shipped: Shipped, examples: list[Exampl
 
 CLASSES: dict[str, Any] = {
     name: kind
-    for package in (captum.attr, captum_vz)
+    for package in (captum.attr, vz)
     for name, kind in ((name, getattr(package, name)) for name in package.__all__)
     if inspect.isclass(kind)
 }
