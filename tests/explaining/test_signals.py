@@ -66,7 +66,6 @@ def test_output_of_a_processor_and_fractions() -> None:
         ([Image.new("RGB", (8, 8))] * 2, "a list of 2 is no image: pass one image"),
         (torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
         (np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
-        (None, "takes no NoneType like this .*: pass an image of Pillow, an array"),
         ({"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor returned for one image"),
         ({"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
         (torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
@@ -124,8 +123,6 @@ def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> N
     ("given", "told"),
     [
         (np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
-        (SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
-        ({"array": SAMPLES, "sampling_rate": 8000}, "the sound has 8000 samples a second, but the model takes 16000"),
         ({"path": "a"}, r"has the shape \(\): pass one channel"),
         ([["a"]], "the sound is of type list: pass an array"),
     ],

@@ -99,7 +99,6 @@ def test_labels_with_one_name_and_special_tokens() -> None:
         ("2", ["2", "1", "0"], 0),  # names come before numbers
         (2, ["2", "1", "0"], 2),
         ("PERSONS", ["O", "PERSON"], r"did you mean PERSON\?.*pass one of O, PERSON"),
-        ("ab", ["Ab", "aB"], "the name of 2 labels: pass a number, one of 0, 1"),
     ],
 )
 def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int | str) -> None:
@@ -119,10 +118,8 @@ WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for valu
         (classifier, {"target": 1, "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"foil": 1, "method": "attention"}, "^foil is .* leave "),
         (classifier, {"token": 1}, "^token is .* leave "),
-        (lambda: "agreement", {"target": "are", "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is what is explained"),
         (classifier, {"foil": 0}, "foil is 0, which is what is explained"),  # the prediction
-        (lambda: "agreement", {"target": "are", "foil": "are"}, "foil is 'are', which is what is explained"),
         *(
             (lambda: "agreement", {name: value}, f"^{name} is .*, of type {type(value).__name__}: pass a whole number")
             for name, value in WRONG

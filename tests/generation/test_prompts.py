@@ -132,13 +132,6 @@ def test_batches_of_ids_and_of_outputs() -> None:
         assert_same(one, expected)
 
 
-@pytest.mark.parametrize("generated", ["anna likes .", [15, 16, 17], torch.tensor([[15, 16, 17]])])
-def test_given_text(generated: Any) -> None:
-    found = attribute(TEXT, generated=generated)
-    assert found.generated.ids == (15, 16, 17)
-    assert found.generated.labels == ("anna", "likes", ".")
-
-
 def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecorder) -> None:
     """The embedded tokenizer has pieces of words, as most have."""
     model, tokenizer = load_model("causal")

@@ -145,14 +145,10 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     ("passed", "complaint"),
     [
         ({"methods": ["value-zeroing", "magic"]}, r"methods is \['value-zeroing', 'magic'\]: pass some of"),
-        ({"methods": []}, r"methods is \[\]: pass some of"),
-        ({"token": "cat"}, "token 'cat' is none of the tokens"),
-        ({"token": 11}, "token 11 is out of range: there are 11 tokens"),
         ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
         ({"text": ""}, "the text is empty"),
         ({"text": ["one", "two"]}, "the text is of type list: pass a string"),
         ({"text": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
-        ({"text": "hat " * 600}, "tokens long, but the model takes at most"),
         ({"patch": ("hats", "hat")}, "'hats', which is 0 times in the text. Pass"),
         ({"patch": ("pictures", "xylophones")}, "the text has 11 tokens, and 1[0-9] with 'xylophones'"),
         ({"patch": ("some", "this")}, "the model predicts are with this too. Pass a foil"),
@@ -272,11 +268,7 @@ def test_patching_takes_values_together(shipped: Shipped) -> None:
         ("alti", "layers 0 to 2"),
         ("value-zeroing-rollout", "layers 0 to 2, residual 0.5"),
         ("value-zeroing-rollout-paper", "layers 0 to 2, no residual"),
-        ("attention-flow", "all layers, residual 0.5"),
         ("value-zeroing-effect", ""),
-        ("value-zeroing-effect-layer", "layer 2"),
-        ("integrated-gradients", ""),
-        ("random", ""),
     ],
 )
 def test_scope_names_the_layers_shown(name: str, scope: str) -> None:

@@ -123,7 +123,6 @@ def test_documented_data_set_runs(shipped: Shipped, examples: list[Example]) -> 
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
-        ({"methods": ["magic"]}, r"methods is \['magic'\]: pass some of value-zeroing"),
         ({"metrics": "magic"}, r"metrics has 'magic': pass some of cue_dot"),
         ({"metrics": []}, "metrics is empty"),
         ({"metrics": "infidelity:mask"}, "the tokenizer has no mask token, and a metric with :delete needs none"),
