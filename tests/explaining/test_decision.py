@@ -12,7 +12,6 @@ from torch import Tensor
 
 import captum_vz
 from captum_vz import AttnLRP, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
-from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import deciding_layer, word_mask
 from captum_vz.generation import LLMTokenMaps, attribute_generation
@@ -22,7 +21,7 @@ from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
-from tests.command import Output
+from tests.command import Output, ran
 from tests.explaining.models import deep, joint, views
 
 PREFIX = "the pictures of some hat"
@@ -173,17 +172,14 @@ def test_maps_of_deep_models_are_computed_on_demand(
         part.save_pretrained(tmp_path)
     monkeypatch.setattr("captum_vz.app.is_terminal", lambda stream: True)
     asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
-    assert main(asked) == 0
-    shown = capsys.readouterr().out
+    shown = ran(capsys, *asked).out
     assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
     for more, has_bar in ([], False), (["--maps"], True):
-        assert main([*asked, "--html", str(page), *more]) == 0
-        assert ("Value Zeroing attribution" in capsys.readouterr().err) == has_bar
+        assert ("Value Zeroing attribution" in ran(capsys, *asked, "--html", str(page), *more).err) == has_bar
         sizes.append(len(page.read_text()))
     assert sizes[1] > sizes[0]
     for more in ([], ["--maps"]):
-        assert main([*asked, "--method", "value-zeroing", "--json", *more]) == 0
-        told = capsys.readouterr()
+        told = ran(capsys, *asked, "--method", "value-zeroing", "--json", *more)
         assert len(json.loads(told.out)["layers"]) == 13
         assert ("maps" in json.loads(told.out)) == ("Value Zeroing attribution" in told.err) == bool(more)
 

@@ -18,7 +18,7 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import compare
 from captum_vz.subjects import heads, model_sources
 from captum_vz.testbed import load_model
-from tests.explaining.models import SENTENCE, SIZE, bert, classifier, one_by_one, tokenizer, twin
+from tests.explaining.models import SENTENCE, SIZE, bert, classifier, one_by_one, t5, tokenizer, twin
 
 
 class Wrapper(nn.Module):
@@ -86,12 +86,6 @@ def test_all_calls_take_a_model_in_one_way() -> None:
 def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, SENTENCE, tokenizer=words)
-
-
-def t5(kind: Any) -> Any:
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return kind(transformers.T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
 
 
 def test_models_without_a_head_show_cls() -> None:

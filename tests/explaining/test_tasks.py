@@ -10,7 +10,7 @@ import torch
 from captum.attr import Saliency
 from PIL import Image
 from torch import Tensor
-from transformers import GPT2Config, GPT2ForSequenceClassification, T5Config, T5ForConditionalGeneration, pipeline
+from transformers import GPT2Config, GPT2ForSequenceClassification, pipeline
 
 import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
@@ -32,6 +32,7 @@ from tests.explaining.models import (
     one_by_one,
     reader,
     sound_model,
+    t5,
     tagger,
     tokenizer,
     twin,
@@ -313,9 +314,7 @@ def test_choice_explains_the_chosen_answer() -> None:
 
 def test_generated_words_of_an_encoder_decoder() -> None:
     words = byte_tokenizer(eos_token="</s>", pad_token="<pad>")
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    model = T5ForConditionalGeneration(T5Config(vocab_size=len(words), decoder_start_token_id=0, **size)).eval()
+    model = t5(vocabulary=len(words))
     for asked, given in (
         ({}, {"method": "value-zeroing"}),
         ({"layer": -2}, {"method": "value-zeroing", "layer": 0}),

@@ -1,6 +1,7 @@
 """Captum's LLMAttribution, where a script changes one line, and the result of inseq."""
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -77,28 +78,6 @@ def test_values_of_a_template_are_zeroed_together(form: str) -> None:
     assert (result.token_attr[:, 1] - found.scores[:, 4:7, 0].sum(1)).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("inp", "options", "message"),
-    [
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "gen_args": {"max_new_tokens": 3}}, "Pass one"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "_inspect_forward": print}, "Pass None"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "layer": 3}, "layer 3 is out of range"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "n_samples": 3}, "n_samples was passed, but no input is"),
-        (
-            TextTokenInput(TEXT, TOKENS),
-            {"gen_args": {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}},
-            "returned 2 texts",
-        ),
-        (TEXT, {"target": "anna"}, "inp is of type str"),
-        (TextTemplateInput(lambda a: a.upper(), ["anna"]), {"target": "anna"}, "changes or leaves out"),
-        (TextTemplateInput("the hat", ["anna"]), {"target": "anna"}, "changes or leaves out"),
-    ],
-)
-def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vz.ArgumentError, match=message):
-        maps().attribute(inp, **options)
-
-
 # Captum's own class
 
 LAYERS = vz.find_layers(MODEL)
@@ -169,6 +148,36 @@ def test_models_of_captums_tests(kind: Any) -> None:
     assert_same(captums, found.float(), 1e-6)
 
 
+ANNA: dict[str, Any] = {"target": "anna"}
+EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, gen_args={"max_new_tokens": 3}), "Pass one"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, _inspect_forward=print), "Pass None"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "layer 3 is out of range"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "n_samples was passed, but no input is"),
+        (
+            lambda: maps().attribute(
+                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
+            ),
+            "returned 2 texts",
+        ),
+        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves out"),
+        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves out"),
+        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "pass 'log_prob', 'prob' or None"),
+        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "explains no probability"),
+        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),  # type: ignore[arg-type]
+        (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(vz.ArgumentError, match=message):
+        call()
+
+
 def test_foil_of_generated_tokens() -> None:
     asked, inp = {"target": TARGET, "foil": ["anna", None, 7]}, INPUTS["tokens"]
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
@@ -176,18 +185,6 @@ def test_foil_of_generated_tokens() -> None:
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
     with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
         maps().attribute(inp, **asked)
-
-
-def test_wrong_arguments() -> None:
-    effect = vz.ValueZeroingEffect(MODEL, LAYERS)
-    with pytest.raises(vz.ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
-        LLMTokenMaps(effect, TOKENS, attr_target="logit")
-    with pytest.raises(vz.ArgumentError, match="ValueZeroing explains no probability"):
-        LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
-    with pytest.raises(vz.ArgumentError, match="attr_method is of type type"):
-        to_captum_llm(vz.ValueZeroing)  # type: ignore[arg-type]  # the error is tested
-    with pytest.raises(vz.ArgumentError, match="inp is of type str"):
-        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]  # the error is tested
 
 
 # The result of inseq

@@ -20,7 +20,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from captum_vz.text import encode_record
 from tests.command import Output
-from tests.testbed.conftest import BLIMP_SEED, KINDS, PAIRS, Embedded, trained_sentences
+from tests.testbed.conftest import BLIMP_SEED, KINDS, PAIRS, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
 LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
@@ -64,8 +64,8 @@ def test_folder_without_model(tmp_path: Path) -> None:
             testbed.load_model(wrong)
 
 
-def test_prefers_good_in_batches(embedded: Embedded) -> None:
-    model, tokenizer = embedded
+def test_prefers_good_in_batches() -> None:
+    model, tokenizer = testbed.load_model()
     records = testbed.agreement_sentences(60, seed=11)
     one_by_one = torch.cat([testbed.prefers_good(model, tokenizer, [record]) for record in records])
     assert torch.equal(testbed.prefers_good(model, tokenizer, records, batch_size=25), one_by_one)
@@ -74,7 +74,7 @@ def test_prefers_good_in_batches(embedded: Embedded) -> None:
     assert testbed.prefers_good(model, tokenizer, []).shape == (0,)
     record: testbed.Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
-        testbed.prefers_good(*embedded, [record])
+        testbed.prefers_good(model, tokenizer, [record])
 
 
 @pytest.mark.parametrize("name", LAYERS)
