@@ -4,7 +4,6 @@ import html
 import json
 import re
 import socket
-import wave
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -23,7 +22,7 @@ from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
-from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, t5
+from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, t5, write_sound
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
 
@@ -216,10 +215,8 @@ def saved(kind: str, folder: Path, samples: int = 4000) -> tuple[str, str]:
     if kind == "image":
         Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / "file.png")
         return str(folder / "model"), str(folder / "file.png")
-    with wave.open(str(folder / "file.wav"), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(random.integers(-9000, 9000, samples, dtype=np.int16).tobytes())
-    return str(folder / "model"), str(folder / "file.wav")
+    sound = random.integers(-9000, 9000, samples, dtype=np.int16)
+    return str(folder / "model"), str(write_sound(folder / "file.wav", sound))
 
 
 def explained(any_model: Answers, model: str, file: str | None, **more: Any) -> Answer:

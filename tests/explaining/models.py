@@ -1,7 +1,9 @@
 """Small models with heads, and a naive twin of the effect: hooks on the value projections."""
 
+import wave
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,14 @@ def sound_model(kind: Any) -> tuple[Any, Any]:
     places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
     config: Any = transformers.Wav2Vec2Config(vocab_size=8, **SIZE, **of_sound, **places, **of_words)
     return kind(config).eval(), transformers.Wav2Vec2FeatureExtractor(sampling_rate=16000)
+
+
+def write_sound(path: Path, samples: Any) -> Path:
+    """A WAV file of one channel, 16,000 samples a second and whole numbers of 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return path
 
 
 SPEECH = transformers.Wav2Vec2ForCTC

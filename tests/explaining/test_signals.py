@@ -1,6 +1,5 @@
 """Images and sounds that people pass, and what is wrong with others."""
 
-import wave
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.explaining.models import (
     image_classifier,
     sound_model,
     tokenizer,
+    write_sound,
 )
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -100,10 +100,8 @@ def test_methods_of_words_say_that_there_are_none(method: str) -> None:
 )
 def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> None:
     model, extractor = sound_model(SOUND)
-    samples, path = (9000 * SAMPLES).astype("<i2").tobytes(), tmp_path / "sound.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes({"empty": b"", "short": samples[:20]}.get(name, samples))
+    counts = {"empty": 0, "short": 10}
+    path = write_sound(tmp_path / "sound.wav", (9000 * SAMPLES)[: counts.get(name)])
     if name in ("cut", "text"):
         path.write_bytes(path.read_bytes()[:400] if name == "cut" else b"hello")
     with pytest.raises(ArgumentError, match=told):

@@ -1,6 +1,5 @@
 """`explain` for models with heads: predictions, and rows that equal naive twins and the classes called by hand."""
 
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.explaining.models import (
     tagger,
     tokenizer,
     twin,
+    write_sound,
 )
 
 MASKED = "the pictures of some hat [MASK] small."
@@ -354,10 +354,8 @@ def test_image_from_a_file(tmp_path: Path) -> None:
 
 
 def test_sound_from_a_file(tmp_path: Path) -> None:
-    path, sound = tmp_path / "sound.wav", np.random.default_rng(0).integers(-9000, 9000, 4000, dtype=np.int16)
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(sound.tobytes())
+    sound = np.random.default_rng(0).integers(-9000, 9000, 4000, dtype=np.int16)
+    path = write_sound(tmp_path / "sound.wav", sound)
     model, processor = sound_model(SOUND)
     inputs = processor((sound / 32768).astype(np.float32), sampling_rate=16000, return_tensors="pt")
     label = int(model(**inputs).logits.argmax())

@@ -35,7 +35,6 @@ def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) 
     assert torch.equal(torch.rand(3), expected)
     assert capfd.readouterr() == ("", "")
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert all(weight.isfinite().all() for weight in model.parameters())
     assert not any(module.training for module in model.modules())
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(find_layers(model)) == model.config.num_hidden_layers == LAYERS[name]

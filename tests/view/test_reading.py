@@ -21,6 +21,7 @@ ROLLOUT = LAYERS[1] @ LAYERS[0]
 OTHER = {"layer 0": pages.shares(COUNT, 3), "layer 1": pages.shares(COUNT, 4), "rollout": pages.shares(COUNT, 5)}
 DISTANCES = torch.tensor([1.0, 0.5, 0.25, 2.0, 1.0, 4.0, 1.0, 1.0], dtype=torch.float64)
 TWO = {"one": LAYERS, "two": OTHER}
+HEADS = [torch.stack([pages.shares(COUNT, 10 * layer + head) for head in range(3)])[None] for layer in range(2)]
 
 
 def written(row: Tensor, strength: Tensor | None = None) -> list[str]:
@@ -110,41 +111,33 @@ def test_map_is_linked_to_the_text(opened: pages.Open) -> None:
 
 
 def test_heads_have_rows_of_their_own(opened: pages.Open) -> None:
-    heads = [
-        torch.stack([pages.shares(COUNT, 10 * pages.layer + head) for head in range(3)])[None]
-        for pages.layer in range(2)
-    ]
-    page = opened(view(heads, pages.TOKENS, token=5).html())
+    page = opened(view(HEADS, pages.TOKENS, token=5).html())
     titles = page.locator("#depths h2").all_inner_texts()
     assert titles[:2] == ["In which layer? click a row", "In which head? click a row"]
-    assert_shows(page, heads[1][0, 2], 5)
+    assert_shows(page, HEADS[1][0, 2], 5)
     pages.layer(page, "head 1").click()
-    assert_shows(page, heads[1][0, 1], 5)
+    assert_shows(page, HEADS[1][0, 1], 5)
     pages.layer(page, "layer 0").click()
     assert pages.shown_layer(page) == "layer 0, head 1"
-    assert_shows(page, heads[0][0, 1], 5)
+    assert_shows(page, HEADS[0][0, 1], 5)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1000])
 def test_all_heads_on_one_screen(opened: pages.Open, theme: str, width: int) -> None:
     """A small map for each head. A click shows this head, and a tab that has no use is hidden."""
-    heads = [
-        torch.stack([pages.shares(COUNT, 10 * pages.layer + head) for head in range(3)])[None]
-        for pages.layer in range(2)
-    ]
-    page = opened(view(heads, pages.TOKENS, token=5, theme=theme).html(), viewport={"width": width, "height": 800})
+    page = opened(view(HEADS, pages.TOKENS, token=5, theme=theme).html(), viewport={"width": width, "height": 800})
     page.locator("#heads").click()
     cells = page.locator("#every button")
     assert cells.evaluate_all("all => all.map((one) => one.title)") == [
-        f"layer {pages.layer}, head {head}" for pages.layer in range(2) for head in range(3)
+        f"layer {layer}, head {head}" for layer in range(2) for head in range(3)
     ]
     assert page.locator("#every span").all_inner_texts() == ["layer 0", "layer 1"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     drawn = "one => [...one.getContext('2d').getImageData(0, 0, one.width, one.height).data]"
     pixels = torch.tensor(page.locator("#every canvas").nth(1).evaluate(drawn)).view(COUNT, COUNT, 4)[..., 0]
     away = (pixels - pixels.max() if theme == "light" else pixels - pixels.min()).abs()
-    assert away.argmax(1).tolist() == heads[0][0, 1].argmax(1).tolist()
+    assert away.argmax(1).tolist() == HEADS[0][0, 1].argmax(1).tolist()
     assert not page.locator("#depths").is_visible()
     cells.nth(1).click()
     assert pages.shown_layer(page) == "layer 0, head 1"
