@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +20,16 @@ from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint
 from tests.command import Output, alone_in, forget, ran
+from tests.view.pages import Page
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
-LOADING = {"src", "href", "action", "data", "poster", "background", "srcset", "formaction", "ping"}
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return alone_in(tmp_path, monkeypatch)
-
-
-class Page(HTMLParser):
-    """The elements, the text and the addresses of a page and of the pages in its frames."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self.loaded: list[str] = []
-        self.feed(document)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "srcdoc":
-                inner = Page(value or "")
-                self.tags += inner.tags
-                self.text += inner.text
-                self.loaded += inner.loaded
-            elif (name in LOADING and not (value or "").startswith(("data:", "#"))) or name.startswith("on"):
-                self.loaded.append(f"{tag} {name}={value}")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def page_of(capsys: Output, *arguments: str) -> Page:
