@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +135,11 @@ def test_progress_is_shown_on_terminals_only(
 # Help
 
 
-def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
-
-
 EXAMPLES = [
     (name, line.strip())
-    for name, command in commands()
+    for action in parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name, command in action.choices.items()
     for line in (command.epilog or "").splitlines()
     if line.startswith("  captum-vz ")
 ]

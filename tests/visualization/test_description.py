@@ -145,41 +145,30 @@ def test_hostile_tokens_are_in_files(ending: str, tmp_path: Path) -> None:
 WORDS = ["the", "pictures", "[MASK]"]
 
 
-def drawn() -> Figure:
-    return draw_maps([MAP], WORDS, 2, title="the title")
+def by_buffer(figure: Figure, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:])
+    path.write_bytes(buffer.getvalue())
 
 
-def words_of(svg: bytes) -> list[str]:
-    return ["".join(one.itertext()) for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+WAYS: dict[str, Callable[[Figure, Path], object]] = {
+    "path": lambda figure, path: figure.savefig(path),
+    "buffer": by_buffer,
+    "copied": lambda figure, path: deepcopy(figure).savefig(path),
+    "save_figure": save_figure,
+}
 
 
-def assert_camera_ready(pdf: bytes) -> None:
-    assert b"/FontFile2" in pdf  # a TrueType font
-    assert not re.search(rb"/Type3\b", pdf)
-
-
-def saved(figure: Figure, kind: str, way: str, folder: Path) -> bytes:
-    path, buffer = folder / f"figure.{kind}", io.BytesIO()
-    match way:
-        case "path":
-            figure.savefig(path)
-            return path.read_bytes()
-        case "buffer":
-            figure.savefig(buffer, format=kind)
-        case "copied":
-            deepcopy(figure).savefig(buffer, format=kind)
-        case "save_figure":
-            save_figure(figure, path)
-            return path.read_bytes()
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("way", ["path", "buffer", "copied", "save_figure"])
+@pytest.mark.parametrize("way", WAYS)
 def test_any_way_of_saving(way: str, tmp_path: Path) -> None:
     before = dict(rcParams)
-    figure = drawn()
-    assert_camera_ready(saved(figure, "pdf", way, tmp_path))
-    assert {*WORDS, "the title", "source token"} <= set(words_of(saved(figure, "svg", way, tmp_path)))
+    figure = draw_maps([MAP], WORDS, 2, title="the title")
+    for ending in ("pdf", "svg"):
+        WAYS[way](figure, tmp_path / f"figure.{ending}")
+    pdf, svg = (tmp_path / "figure.pdf").read_bytes(), ElementTree.parse(tmp_path / "figure.svg")
+    assert b"/FontFile2" in pdf and not re.search(rb"/Type3\b", pdf)  # a TrueType font
+    shown = {"".join(one.itertext()) for one in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert {*WORDS, "the title", "source token"} <= shown
     assert dict(rcParams) == before
 
 
