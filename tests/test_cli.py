@@ -136,6 +136,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) ->
         (["explain", SENTENCE, "--layer", "last"], "--layer: invalid layer 'last': pass a whole number, or deciding"),
         (["explain", "hat " * 200], "the text is 202 tokens long, but the model takes at most 128"),
         (["explain", SENTENCE, "--model", "./nowhere"], "there is no ./nowhere: expected a folder with a model"),
+        (["explain", SENTENCE, "--model", "."], "no config.json can be read in .: expected a folder with a model"),
         (["explain", SENTENCE, "--output", "nowhere/x.png"], "cannot write nowhere/x.png: there is no folder nowhere"),
         (["explain", SENTENCE, "--output", "."], "cannot write .: Is a directory"),
         (["explain", SENTENCE, "--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of "),

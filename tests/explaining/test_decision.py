@@ -235,6 +235,7 @@ def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pyte
     ("model", "options", "message"),
     [
         ("agreement", {"method": "value-zeroing-rollout"}, "no scores of single layers"),
+        ("agreement", {"method": "value-zeroing-effect-layer"}, "no scores of single layers"),
         ("agreement", {"window": 6}, "read whole"),
         ("agreement", {"layer": "deciding."}, "'deciding' or None"),
         ("minilm", {}, "a model with a head"),

@@ -71,6 +71,8 @@ def test_output_of_a_processor_and_fractions() -> None:
         (image_classifier, {"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
         (image_classifier, torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
         (partial(sound_model, SOUND), np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
+        (partial(sound_model, SOUND), SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
+        (partial(sound_model, SOUND), {"array": SAMPLES, "sampling_rate": 8000}, "has 8000 samples a second, but"),
         (partial(sound_model, SOUND), {"path": "a"}, r"has the shape \(\): pass one channel"),
         (partial(sound_model, SOUND), [["a"]], "the sound is of type list: pass an array"),
     ],

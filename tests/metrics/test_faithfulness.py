@@ -162,6 +162,7 @@ def test_constant_scores_are_nan() -> None:
         (lambda: sentences(target=7), "target 7 is out of range: pass positions from -7 to 6"),
         (lambda: sentences(target=6), "target 6 points at padding"),
         (lambda: sentences(target=True), "target is True: pass a position"),
+        (lambda: sentences(target=[0, 1, 2]), r"target is \[0, 1, 2\]: pass a position, or one for each of the 2"),
         (
             lambda: sentences(forms=torch.zeros(3, 2).long()),
             r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,",

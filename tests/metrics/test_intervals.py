@@ -203,6 +203,7 @@ def test_training_stops_without_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ZEROS = torch.zeros(1000, 2)
+NOT_A_LIST: Any = [1.0]
 
 
 @pytest.mark.parametrize(
@@ -210,18 +211,21 @@ ZEROS = torch.zeros(1000, 2)
     [
         (lambda: summarize(ZEROS), r"values is \(1000, 2\) of torch.float32: pass a tensor \(examples,\)"),
         (lambda: summarize(torch.tensor([torch.inf])), "values holds infinities"),
+        (lambda: summarize(NOT_A_LIST), "values is of type list"),
         (lambda: summarize(ZEROS[0], confidence=95), "confidence is 95: pass a number between 0 and 1"),
         (lambda: summarize(ZEROS[0], resamples=0), "resamples is 0"),
         (lambda: description_length(ZEROS.long(), LABELS), r"states is \(1000, 2\) of torch.int64"),
         (lambda: description_length(ZEROS, LABELS[:5]), r"labels is \(5,\) of torch.int64: pass 1000 integers"),
         (lambda: description_length(ZEROS / 0, LABELS), "not finite"),
         (lambda: description_length(ZEROS, LABELS, classes=1), "labels run from 0 to 1, of 1 classes"),
+        (lambda: description_length(ZEROS, LABELS - 1), "labels run from -1 to 0"),
         (lambda: description_length(ZEROS[:100], LABELS[:100]), r"blocks that end at \[1, 2, 3, 6, .*\]: the first"),
         (
             lambda: probing_correlation(torch.rand(4, 3), [1.0, 2.0]),
             r"alignment is \(4, 3\) of torch.float32 and compression \(2,\)",
         ),
         (lambda: probing_correlation(torch.rand(4, 1), [1.0]), "of two layers or more"),
+        (lambda: probing_correlation(torch.rand(3), [1.0, 2.0, 3.0]), r"alignment is \(3,\)"),
         (lambda: probing_correlation(torch.rand(4, 2), [1.0, torch.inf]), r"compression is \[1.0, inf\]"),
     ],
 )

@@ -168,4 +168,7 @@ def test_plugin_is_read(folder: Path, own_names: None, monkeypatch: pytest.Monke
 def test_wrong_plugin_is_one_line(name: str, text: str, told: str, folder: Path, capsys: Output) -> None:
     (folder / name).write_text(text)
     assert told in refused(capsys, "study", "--grammar", "2", "--plugin", name, "--folder", "s")
+    assert "plugin is none.py: expected" in refused(
+        capsys, "study", "--grammar", "2", "--plugin", "none.py", "--folder", "s"
+    )
     assert "did you mean" not in refused(capsys, "study", "--grammar", "2", "--metrics", "largest", "--folder", "s")

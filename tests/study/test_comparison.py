@@ -145,6 +145,7 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     ("passed", "complaint"),
     [
         ({"methods": ["value-zeroing", "magic"]}, r"methods is \['value-zeroing', 'magic'\]: pass some of"),
+        ({"methods": []}, r"methods is \[\]: pass some of"),
         ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
         ({"text": ""}, "the text is empty"),
         ({"text": ["one", "two"]}, "the text is of type list: pass a string"),
@@ -269,6 +270,7 @@ def test_patching_takes_values_together(shipped: Shipped) -> None:
         ("value-zeroing-rollout", "layers 0 to 2, residual 0.5"),
         ("value-zeroing-rollout-paper", "layers 0 to 2, no residual"),
         ("value-zeroing-effect", ""),
+        ("attention-flow", "all layers, residual 0.5"),
     ],
 )
 def test_scope_names_the_layers_shown(name: str, scope: str) -> None:

@@ -244,6 +244,7 @@ def test_registered_names_are_unique(shipped: Shipped, examples: list[Example]) 
         (lambda: register_method("mine", lambda model, layers, more: 0), "pass a function of one argument, a Batch"),
         (lambda: register_method("mine", SimpleNamespace), "SimpleNamespace, which has no 'attribute'"),
         (lambda: register_metric("scores", largest), "'scores', which captum_vz uses"),
+        (lambda: register_metric("cue_dot", largest), "'cue_dot', which captum_vz uses"),
     ],
 )
 def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> None:

@@ -49,6 +49,7 @@ def test_names_of_metrics_say_how_tokens_are_removed(precise: Shipped) -> None:
     assert metric_named("blank_out:delete:vocabulary").title == "Spearman with blank-out (delete, vocabulary)"
     for wrong, told in (
         ("blank_out:unk", "blank_out takes :mask, :delete, :vocabulary, :size, and not both"),
+        ("blank_out:mask:delete", "blank_out takes :mask"),
         ("infidelity:size", "infidelity takes :mask, :delete, and not both"),
         ("cue_dot:mask", "cue_dot takes :content."),
         ("sanity:mask", "sanity takes no words"),
