@@ -138,6 +138,7 @@ ANNA: dict[str, Any] = {"target": "anna"}
 EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize(
     ("call", "message"),
     [
