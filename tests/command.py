@@ -50,6 +50,12 @@ def refused(capsys: Output, *arguments: str, run: Callable[[list[str]], int] = m
     return err
 
 
+def ran(capsys: Output, *arguments: str) -> Any:
+    """What a command that ends well has printed: `out` and `err`."""
+    assert main([*arguments]) == 0
+    return capsys.readouterr()
+
+
 def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Import these packages again, for one test."""
     for package in packages:

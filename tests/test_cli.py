@@ -21,7 +21,7 @@ import captum_vz
 from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
-from tests.command import Output, alone_in, refused
+from tests.command import Output, alone_in, ran, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
@@ -32,15 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return alone_in(tmp_path, monkeypatch)
 
 
-def explain_and_tell(capsys: Output, *arguments: str) -> tuple[str, str]:
-    """The output of the command, and its remarks on stderr."""
-    assert main(["explain", *arguments]) == 0
-    return capsys.readouterr()
-
-
 def explain(capsys: Output, *arguments: str) -> str:
     """The output of the command, with nothing on stderr."""
-    out, err = explain_and_tell(capsys, *arguments)
+    out, err = ran(capsys, "explain", *arguments)
     assert err == ""
     return out
 
@@ -78,10 +72,10 @@ def test_token_is_a_position_or_text(token: str, position: int, capsys: Output) 
     ],
 )
 def test_what_may_not_be_meant_is_told(text: str, token: int, told: list[str], capsys: Output) -> None:
-    out, err = explain_and_tell(capsys, text, "--method", "random")
+    out, err = ran(capsys, "explain", text, "--method", "random")
     assert err.splitlines() == [f"captum-vz: {remark}" for remark in told]
     assert f"> {token}  " in out
-    _, err = explain_and_tell(capsys, text, "--method", "random", "--token", "1")
+    _, err = ran(capsys, "explain", text, "--method", "random", "--token", "1")
     assert len(err.splitlines()) == sum("--token" not in remark for remark in told)
 
 
@@ -123,8 +117,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) ->
         return torch.ones_like(batch.inputs["input_ids"]) / 11
 
     monkeypatch.setitem(REGISTRY, "value-zeroing", as_method(remarking))
-    assert main(["explain", SENTENCE, "--json"]) == 0
-    assert capsys.readouterr().err == "captum-vz: a row stays zero\n"
+    assert ran(capsys, "explain", SENTENCE, "--json").err == "captum-vz: a row stays zero\n"
 
 
 # Errors
@@ -149,13 +142,11 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) ->
         (["explain", SENTENCE, "--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of "),
         (["explain", SENTENCE, "--output", "x", "--html", "x"], "x is the name of two files"),
         (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
-        (["explain", SENTENCE, "--method", "magic"], "no method 'magic'. Pass some of value-zeroing,"),
         (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
         (["explain", SENTENCE, "--words", "--clauses"], "--clauses: not allowed with argument --words"),
         (["explain", "two", "texts"], "texts (put a text of several words between quotes); see "),
         (["explain", SENTENCE, "--metod", "alti"], "unrecognized arguments: --metod alti (did you mean --method?)"),
-        (["no-such-command"], "there is no command 'no-such-command'. Pass one of explain, compare,"),
         (["explian", SENTENCE], "there is no command 'explian' (did you mean explain?)"),
         (["paper", "--grammar", "5"], "paper is no command any more: "),
         (["lab", "student", "x.ipynb"], "it is the command captum-vz-lessons"),

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -238,21 +237,6 @@ def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: Output) -> N
         assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
         assert all(own in told for own in NAMES)
     assert not (tmp_path / "out").exists()
-
-
-def test_silent_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
-    """A server that takes a connection and never answers. The hub's own client would try six times."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
-    monkeypatch.setenv("NO_PROXY", "localhost")
-    with socket.create_server(("localhost", 0)) as server:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://localhost:{server.getsockname()[1]}")
-        told = refused(capsys, "explain", "a", "--model", "no/such-model")
-        server.setblocking(False)
-        server.accept()[0].close()
-        with pytest.raises(BlockingIOError):  # nobody else has called
-            server.accept()
-    assert "cannot load the model 'no/such-model': there is no such folder, and the Hugging Face hub cannot" in told
 
 
 @pytest.mark.parametrize("command", [["explain", "a"], ["study", "--grammar", "2", "--folder", "s"]])

@@ -8,8 +8,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint
-from tests.command import Output, alone_in, forget
+from tests.command import Output, alone_in, forget, ran
+from tests.view.pages import Page
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
-LOADING = {"src", "href", "action", "data", "poster", "background", "srcset", "formaction", "ping"}
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
 
 
@@ -33,36 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return alone_in(tmp_path, monkeypatch)
 
 
-class Page(HTMLParser):
-    """The elements, the text and the addresses of a page and of the pages in its frames."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self.loaded: list[str] = []
-        self.feed(document)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "srcdoc":
-                inner = Page(value or "")
-                self.tags += inner.tags
-                self.text += inner.text
-                self.loaded += inner.loaded
-            elif (name in LOADING and not (value or "").startswith(("data:", "#"))) or name.startswith("on"):
-                self.loaded.append(f"{tag} {name}={value}")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def page_of(capsys: Output, *arguments: str) -> Page:
     """The page that the command writes, after what is true of all pages."""
-    assert main([*arguments, "--html", "page.html"]) == 0
-    assert capsys.readouterr().out.endswith("page: page.html\n")
+    assert ran(capsys, *arguments, "--html", "page.html").out.endswith("page: page.html\n")
     document = Path("page.html").read_bytes().decode("ascii")
     assert document.lower().startswith("<!doctype html>")
     found = Page(document)
@@ -116,8 +87,7 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Piped, under NO_COLOR and in a terminal without colors, the output is the same, without escape sequences."""
-    assert main(arguments) == 0
-    piped = capsys.readouterr()
+    piped = ran(capsys, *arguments)
     assert "\x1b" not in piped.out + piped.err
     assert not set("│┃━╭╮") & set(piped.out)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -125,10 +95,8 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as inner:
             inner.setenv(name, value)
-            assert main(arguments) == 0
-            assert capsys.readouterr() == piped
-    assert main(arguments) == 0
-    assert ("\x1b[" in capsys.readouterr().out) is (arguments[0] != "verify")
+            assert ran(capsys, *arguments) == piped
+    assert ("\x1b[" in ran(capsys, *arguments).out) is (arguments[0] != "verify")
 
 
 # Progress
@@ -153,8 +121,7 @@ class Terminal(io.StringIO):
 def test_progress_is_shown_on_terminals_only(
     arguments: list[str], texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
-    assert main(arguments) == 0
-    out, err = capsys.readouterr()
+    out, err = ran(capsys, *arguments)
     assert err == ""
     with monkeypatch.context() as patch:
         terminal = Terminal()
@@ -168,15 +135,11 @@ def test_progress_is_shown_on_terminals_only(
 # Help
 
 
-def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
-
-
 EXAMPLES = [
     (name, line.strip())
-    for name, command in commands()
+    for action in parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for name, command in action.choices.items()
     for line in (command.epilog or "").splitlines()
     if line.startswith("  captum-vz ")
 ]
@@ -237,26 +200,26 @@ CHOSEN = ["value-zeroing", "attention", "position"]
 
 
 def compared(capsys: Output, *arguments: str) -> str:
-    assert main(["compare", SENTENCE, "--methods", *CHOSEN, *arguments]) == 0
-    out, err = capsys.readouterr()
+    out, err = ran(capsys, "compare", SENTENCE, "--methods", *CHOSEN, *arguments)
     assert err == ""
     return out
 
 
 def test_what_is_told_of_layers_targets_and_rises(capsys: Output) -> None:
-    assert main(["compare", SENTENCE, "--methods", "random", "saliency"]) == 0
-    assert capsys.readouterr().out.startswith("the tokens on which [MASK] draws most\n")
-    assert main(["compare", SENTENCE, "--methods", "random", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layer"] is None
-    assert main(["compare", SENTENCE, "--methods", "attention", "--target", "are"]) == 0
-    assert "--target changes no score" in capsys.readouterr().err
-    assert main(["compare", SENTENCE, "--methods", "attention", "value-zeroing-effect", "--target", "are"]) == 0
-    assert capsys.readouterr().err == ""
+    assert ran(capsys, "compare", SENTENCE, "--methods", "random", "saliency").out.startswith(
+        "the tokens on which [MASK] draws most\n"
+    )
+    assert json.loads(ran(capsys, "compare", SENTENCE, "--methods", "random", "--json").out)["layer"] is None
+    assert (
+        "--target changes no score" in ran(capsys, "compare", SENTENCE, "--methods", "attention", "--target", "are").err
+    )
+    assert (
+        ran(capsys, "compare", SENTENCE, "--methods", "attention", "value-zeroing-effect", "--target", "are").err == ""
+    )
     # Without some token the lead rises, so that "falls" alone would be false.
     text = "the pictures of some hat [MASK] small."
     asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
-    assert main([*asked, "--json"]) == 0
-    falls = [fall for fall in json.loads(capsys.readouterr().out)["falls"] if fall is not None]
+    falls = [fall for fall in json.loads(ran(capsys, *asked, "--json").out)["falls"] if fall is not None]
     assert max(falls, key=abs) < 0 < max(falls)
     assert main(asked) == 0
     said = "the lead of are over were changes most (+ it falls, - it rises) without: "
@@ -300,8 +263,7 @@ def test_picture_and_order_of_methods(capsys: Output) -> None:
 def test_picture_carries_its_provenance(
     arguments: list[str], model: str, method: str, name: str, capsys: Output
 ) -> None:
-    assert main([*arguments, "--output", name]) == 0
-    capsys.readouterr()
+    ran(capsys, *arguments, "--output", name)
     found = read_provenance(name)
     loaded, _ = load_model("causal") if model == "causal" else load_model()
     assert (found["model"], found["method"], found["text"]) == (model, method, arguments[1])
@@ -338,15 +300,17 @@ def test_methods_are_lines_that_fit(columns: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("captum_vz.visualization.forms.room", lambda: columns)
     methods = ["value-zeroing-effect-layer", "value-zeroing-rollout", "attention", "alti"]
     text = "the pictures of some extraordinarily hat [MASK] scaring marcus."
-    assert main(["compare", text, "--methods", *methods]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(maxsplit=1)[0] in methods]
+    lines = [
+        line
+        for line in ran(capsys, "compare", text, "--methods", *methods).out.splitlines()
+        if line.split(maxsplit=1)[0] in methods
+    ]
     assert max(map(len, lines)) <= min(columns, 80)
     found = compare("agreement", text, methods)
     for line, name in zip(lines, methods, strict=True):
         token = line.split()[1].rstrip("…")
         assert found.tokens[int(found.shares[name].argmax())].startswith(token)
-    assert main(["compare", text, "--methods", *methods, "--full"]) == 0
-    _, *lines = capsys.readouterr().out.splitlines()
+    _, *lines = ran(capsys, "compare", text, "--methods", *methods, "--full").out.splitlines()
     assert max(map(len, lines)) <= columns
     cells = [cell.strip("*") for line in lines if line.split()[:2] == ["2", "pictures"] for cell in line.split()[2:]]
     assert cells == [f"{found.shares[name][2]:.3f}" for name in methods]

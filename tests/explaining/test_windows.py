@@ -1,7 +1,5 @@
 """Texts that are longer than a model takes, read in windows, and lists of texts."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -143,21 +141,21 @@ def test_question_is_in_each_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "told"),
+    ("options", "told"),
     [
-        ((2, 0), "fixed tokens, such as .CLS. or a question, and room for 0 others"),
-        ((16, 14), "pass a larger window, or an overlap from 0 to 13"),
-        ((16, -1), "pass a larger window, or an overlap from 0 to 13"),
-        (500, "window is 500, but the model takes at most 128 tokens: pass at most 128"),
-        ("all", "window is 'all': pass True, a number of tokens, or .tokens, overlap."),
-        ((1, 2, 3), "pass True, a number of tokens"),
-        ((), "pass True, a number of tokens"),
-        ((16, True), "pass True, a number of tokens"),
+        ({"window": (2, 0)}, "fixed tokens, such as .CLS. or a question, and room for 0 others"),
+        ({"window": (16, 14)}, "pass a larger window, or an overlap from 0 to 13"),
+        ({"window": (16, -1)}, "pass a larger window, or an overlap from 0 to 13"),
+        ({"window": 500}, "window is 500, but the model takes at most 128 tokens: pass at most 128"),
+        ({"window": "all"}, "window is 'all': pass True, a number of tokens, or .tokens, overlap."),
+        ({"window": (1, 2, 3)}, "pass True, a number of tokens"),
+        ({"window": (16, True)}, "pass True, a number of tokens"),
+        *(({"words": one}, "pass True for words, or 'clauses' or 'sentences'") for one in ("phrases", 2, None, ["a"])),
     ],
 )
-def test_wrong_window_is_refused(window: Any, told: str) -> None:
+def test_wrong_windows_and_words_are_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
-        captum_vz.explain("agreement", "hat " * 200, window=window)
+        captum_vz.explain("agreement", "hat " * 200, **options)
 
 
 # Lists of texts

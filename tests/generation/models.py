@@ -1,7 +1,5 @@
 """Tiny random models that generate, their tokenizer, and the naive twin: one pass for each step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,6 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from captum_vz.generation import GenerationAttribution, attribute_generation
 from tests.reference.case import Case, Family
 from tests.reference.families import FAMILIES
 from tests.reference.inputs import VOCABULARY
@@ -87,6 +86,13 @@ def naive_rows(name: str, prompt: list[int], new: list[int]) -> list[Tensor]:
             maps = [one[0] for one in naive_value_zeroing_maps(case)]
         rows.append(torch.stack([one[-1] for one in maps], dim=-1))
     return rows
+
+
+def found_by(method: Any, name: str = "gpt2", prompt: Any = PROMPT, new: Any = NEW) -> GenerationAttribution:
+    found: GenerationAttribution = attribute_generation(
+        (case_of(name).model, tokenizer_of_words()), prompt, method, generated=new
+    )
+    return found
 
 
 def generate(name: str, prompt: list[int], **options: Any) -> Tensor:

@@ -1,8 +1,7 @@
 """Captum's LLMAttribution, where a script changes one line, and the result of inseq."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,31 +32,6 @@ def maps(kind: Any = vz.ValueZeroing) -> LLMTokenMaps:
     return LLMTokenMaps(kind, TOKENS, model=MODEL)
 
 
-def test_one_line_differs_from_captums_script() -> None:
-    results = []
-    for make in (lambda: LLMAttribution(FeatureAblation(MODEL), TOKENS), maps):
-        method = make()
-        inp = TextTokenInput(TEXT, TOKENS)
-        results.append(method.attribute(inp, target="has upset anna", num_trials=1, use_cached_outputs=False))
-        results.append(method.attribute(inp, gen_args={"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}))
-    for captums, ours in zip(results[:2], results[2:], strict=True):
-        assert type(ours) is type(captums) is LLMAttributionResult
-        assert ours.token_attr.shape == captums.token_attr.shape
-        assert ours.seq_attr.shape == captums.seq_attr.shape
-        assert ours.input_tokens == captums.input_tokens
-        assert len(ours.output_tokens) == len(captums.output_tokens)
-        assert ours.inp is captums.inp or ours.inp.values == captums.inp.values
-
-
-@pytest.mark.parametrize("layer", [-1, 0])
-def test_scores_are_those_of_the_function(layer: int) -> None:
-    target = torch.tensor([17, 18])
-    result = maps(vz.ValueZeroingRollout).attribute(TextTokenInput(TEXT, TOKENS), target=target, layer=layer)
-    found = attribute_generation((MODEL, TOKENS), TEXT, vz.ValueZeroingRollout, generated=[17, 18])
-    torch.testing.assert_close(result.token_attr, found.scores[..., layer])
-    torch.testing.assert_close(result.seq_attr, found.scores[..., layer].sum(0))
-
-
 def test_skipped_and_empty_tokens() -> None:
     inp = TextTokenInput(TEXT, TOKENS, skip_tokens=["the", "of"])
     result = maps().attribute(inp, target="has upset")
@@ -78,36 +52,14 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_values_of_a_template_are_zeroed_together(form: str) -> None:
-    result = maps().attribute(TEMPLATES[form], target="upset marcus")
+    result = maps().attribute(TEMPLATES[form], target="upset marcus", layer=0)
     found = attribute_generation(
         (MODEL, TOKENS), "the pictures of some woman 's theater has", vz.ValueZeroing, generated="upset marcus"
     )
-    joint = found.grouped([(4, 7)]).scores[..., -1]
+    joint = found.grouped([(4, 7)]).scores[..., 0]
     assert result.input_tokens == ["pictures", "woman 's theater"]
     torch.testing.assert_close(result.token_attr, joint[:, [1, 4]])
-    assert (result.token_attr[:, 1] - found.scores[:, 4:7, -1].sum(1)).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("inp", "options", "message"),
-    [
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "gen_args": {"max_new_tokens": 3}}, "Pass one"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "_inspect_forward": print}, "Pass None"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "layer": 3}, "layer 3 is out of range"),
-        (TextTokenInput(TEXT, TOKENS), {"target": "anna", "n_samples": 3}, "n_samples was passed, but no input is"),
-        (
-            TextTokenInput(TEXT, TOKENS),
-            {"gen_args": {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}},
-            "returned 2 texts",
-        ),
-        (TEXT, {"target": "anna"}, "inp is of type str"),
-        (TextTemplateInput(lambda a: a.upper(), ["anna"]), {"target": "anna"}, "changes or leaves out"),
-        (TextTemplateInput("the hat", ["anna"]), {"target": "anna"}, "changes or leaves out"),
-    ],
-)
-def test_wrong_input_is_refused(inp: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(vz.ArgumentError, match=message):
-        maps().attribute(inp, **options)
+    assert (result.token_attr[:, 1] - found.scores[:, 4:7, 0].sum(1)).abs().max() > 1e-4
 
 
 # Captum's own class
@@ -150,7 +102,9 @@ def test_methods_in_captums_class(kind: Any, form: str) -> None:
     expected = LLMTokenMaps(method, TOKENS, explained).attribute(INPUTS[form], target=TARGET)
     torch.testing.assert_close(found.token_attr, expected.token_attr.float())
     torch.testing.assert_close(found.seq_attr, expected.seq_attr.float())
-    assert found.input_tokens == expected.input_tokens
+    assert type(found) is type(expected) is LLMAttributionResult
+    assert (found.input_tokens, len(found.output_tokens)) == (expected.input_tokens, len(expected.output_tokens))
+    assert expected.inp is INPUTS[form]
     assert method.forward_func is MODEL
 
 
@@ -180,6 +134,37 @@ def test_models_of_captums_tests(kind: Any) -> None:
     assert_same(captums, found.float(), 1e-6)
 
 
+ANNA: dict[str, Any] = {"target": "anna"}
+EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, gen_args={"max_new_tokens": 3}), "Pass one"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, _inspect_forward=print), "Pass None"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "layer 3 is out of range"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "n_samples was passed, but no input is"),
+        (
+            lambda: maps().attribute(
+                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
+            ),
+            "returned 2 texts",
+        ),
+        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves out"),
+        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves out"),
+        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "pass 'log_prob', 'prob' or None"),
+        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "explains no probability"),
+        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),  # type: ignore[arg-type]
+        (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(vz.ArgumentError, match=message):
+        call()
+
+
 def test_foil_of_generated_tokens() -> None:
     asked, inp = {"target": TARGET, "foil": ["anna", None, 7]}, INPUTS["tokens"]
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
@@ -187,18 +172,6 @@ def test_foil_of_generated_tokens() -> None:
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
     with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
         maps().attribute(inp, **asked)
-
-
-def test_wrong_arguments() -> None:
-    effect = vz.ValueZeroingEffect(MODEL, LAYERS)
-    with pytest.raises(vz.ArgumentError, match="attr_target is 'logit': pass 'log_prob', 'prob' or None"):
-        LLMTokenMaps(effect, TOKENS, attr_target="logit")
-    with pytest.raises(vz.ArgumentError, match="ValueZeroing explains no probability"):
-        LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob")
-    with pytest.raises(vz.ArgumentError, match="attr_method is of type type"):
-        to_captum_llm(vz.ValueZeroing)  # type: ignore[arg-type]  # the error is tested
-    with pytest.raises(vz.ArgumentError, match="inp is of type str"):
-        gated_input(TEXT, TOKENS)  # type: ignore[arg-type]  # the error is tested
 
 
 # The result of inseq

@@ -1,7 +1,5 @@
 """Prompts in all their forms, with images and sound, and what `generate` does with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -132,13 +130,6 @@ def test_batches_of_ids_and_of_outputs() -> None:
     found = attribute(output, prompt_length=length, attention_mask=inputs["attention_mask"])
     for one, expected in zip(found, attribute([TEXT, "anna likes"], 4), strict=True):
         assert_same(one, expected)
-
-
-@pytest.mark.parametrize("generated", ["anna likes .", [15, 16, 17], torch.tensor([[15, 16, 17]])])
-def test_given_text(generated: Any) -> None:
-    found = attribute(TEXT, generated=generated)
-    assert found.generated.ids == (15, 16, 17)
-    assert found.generated.labels == ("anna", "likes", ".")
 
 
 def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecorder) -> None:

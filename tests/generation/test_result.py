@@ -1,7 +1,5 @@
 """The result: masks, groups, tables, files and pictures."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One pass over the finished text equals one pass for each step."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.generation.models import (
     NEW,
     PROMPT,
     case_of,
+    found_by,
     inputs_of,
     naive_rows,
     tokenizer_of_words,
@@ -29,12 +28,6 @@ from tests.generation.models import (
 
 # Models with rotary positions compute the angles in float32, of one token and of many tokens by different code.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-def found_by(method: Any, name: str, prompt: list[int] = PROMPT, new: list[int] = NEW) -> GenerationAttribution:
-    model, tokenizer = case_of(name).model, tokenizer_of_words()
-    found: GenerationAttribution = attribute_generation((model, tokenizer), prompt, method, generated=new)
-    return found
 
 
 def rows(found: GenerationAttribution) -> Tensor:

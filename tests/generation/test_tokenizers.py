@@ -1,7 +1,5 @@
 """Tokenizers that are less than those of transformers, and what a context does to generated tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`captum-vz-lessons`: copies for students, and their grades, computed with limits."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The grader of maps accepts answers that are computed by plain hooks, and names each usual mistake."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """The grader of measures, functions and places: right answers are accepted, usual mistakes named."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -8,16 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
+from captum_vz import metrics
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import (
-    cue_average_precision,
-    cue_dot_product,
-    cue_precision,
-    cue_reciprocal_rank,
-    kendall,
-    spearman,
-    top_k_overlap,
-)
 
 CUES = torch.tensor([[False, True, False, True, False]])
 
@@ -38,7 +30,7 @@ def test_both_equal_their_naive_twins(signed: bool) -> None:
     scores = torch.randint(-4 if signed else 0, 5, (50, 9)).double()  # many ties
     cues = torch.rand(50, 9) < 0.3
     cues[:, 0] = True
-    dots, precisions = cue_dot_product(scores, cues), cue_average_precision(scores, cues)
+    dots, precisions = metrics.cue_dot_product(scores, cues), metrics.cue_average_precision(scores, cues)
     for row, cue, dot, precision in zip(
         scores.tolist(), cues.tolist(), dots.tolist(), precisions.tolist(), strict=True
     ):
@@ -49,34 +41,37 @@ def test_both_equal_their_naive_twins(signed: bool) -> None:
 def test_dropped_tokens_do_not_count() -> None:
     scores = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]])
     keep = torch.tensor([[0, 1, 1, 1, 1]])
-    assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
-    assert cue_average_precision(scores, CUES, keep).item() == pytest.approx(
+    assert metrics.cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
+    assert metrics.cue_average_precision(scores, CUES, keep).item() == pytest.approx(
         naive_average_precision([0.2, 0.1, 0.1, 0.1], [True, False, True, False])
     )
     # The values of dropped tokens do not matter, even NaN.
     scores[0, 0] = torch.nan
-    assert cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
-    assert not cue_average_precision(scores, CUES, keep).isnan()
+    assert metrics.cue_dot_product(scores, CUES, keep).item() == pytest.approx(0.3 / 0.5)
+    assert not metrics.cue_average_precision(scores, CUES, keep).isnan()
 
 
 def test_rows_without_an_answer() -> None:
     scores = torch.tensor([[0.5, 0.5], [torch.nan, 1.0], [0.5, 0.5], [0.0, 0.0]])
     cues = torch.tensor([[False, False], [True, False], [True, False], [True, False]])
-    assert cue_dot_product(scores, cues).isnan().tolist() == [True, True, False, False]
-    assert cue_average_precision(scores, cues).isnan().tolist() == [True, True, False, False]
-    assert cue_dot_product(scores, cues, torch.ones(1, 2)).isnan().tolist() == [True, True, False, True]
+    assert metrics.cue_dot_product(scores, cues).isnan().tolist() == [True, True, False, False]
+    assert metrics.cue_average_precision(scores, cues).isnan().tolist() == [True, True, False, False]
+    assert metrics.cue_dot_product(scores, cues, torch.ones(1, 2)).isnan().tolist() == [True, True, False, True]
     with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
-        cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))
+        metrics.cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))
     scores, cues = torch.tensor([[0.2, torch.nan, 0.1]]), torch.tensor([[True, False, False]])
-    assert cue_reciprocal_rank(scores, cues).isnan().all()
-    assert cue_precision(scores, cues, 1).isnan().all()
+    assert metrics.cue_reciprocal_rank(scores, cues).isnan().all()
+    assert metrics.cue_precision(scores, cues, 1).isnan().all()
     kept = torch.tensor([[True, False, True]])
-    assert cue_reciprocal_rank(scores, cues, kept).tolist() == [1.0]
-    assert cue_precision(scores, cues, 3, kept).tolist() == [0.5]  # two tokens are ranked
+    assert metrics.cue_reciprocal_rank(scores, cues, kept).tolist() == [1.0]
+    assert metrics.cue_precision(scores, cues, 3, kept).tolist() == [0.5]  # two tokens are ranked
     scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
     ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
     for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
-        assert cue_average_precision(scores, cues, keep).item() == cue_average_precision(ranks, cues, keep).item()
+        assert (
+            metrics.cue_average_precision(scores, cues, keep).item()
+            == metrics.cue_average_precision(ranks, cues, keep).item()
+        )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +85,7 @@ def test_rows_without_an_answer() -> None:
         ((torch.zeros(1, 5), CUES, [1]), "keep is of type list"),
     ],
 )
-@pytest.mark.parametrize("measure", [cue_dot_product, cue_average_precision])
+@pytest.mark.parametrize("measure", [metrics.cue_dot_product, metrics.cue_average_precision])
 def test_bad_arguments_refused(measure: Any, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         measure(*arguments)
@@ -102,7 +97,7 @@ def test_ranks_of_cues_equal_all_orders_of_ties() -> None:
     scores = torch.randint(0, 3, (10, 6), generator=generator).double()
     cues = torch.rand(10, 6, generator=generator) < 0.4
     keep = (torch.rand(10, 6, generator=generator) < 0.8) | cues
-    ranks, precisions = cue_reciprocal_rank(scores, cues, keep), cue_precision(scores, cues, 2, keep)
+    ranks, precisions = metrics.cue_reciprocal_rank(scores, cues, keep), metrics.cue_precision(scores, cues, 2, keep)
     for b in range(10):
         tokens = [j for j in range(6) if keep[b, j]]
         orders = [
@@ -134,13 +129,13 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_spearman_equals_scipy(rows: Any) -> None:
-    found = spearman(*rows)
+    found = metrics.spearman(*rows)
     for a, b, keep, rho in zip(*rows, found, strict=True):
         assert rho.item() == pytest.approx(stats.spearmanr(a[keep], b[keep]).statistic, abs=1e-12)
 
 
 def test_kendall_counts_pairs(rows: Any) -> None:
-    found = kendall(*rows)
+    found = metrics.kendall(*rows)
     for a, b, keep, tau in zip(*rows, found, strict=True):
         same = opposite = only_a = only_b = 0
         for i, j in combinations(keep.nonzero()[:, 0].tolist(), 2):
@@ -153,7 +148,7 @@ def test_kendall_counts_pairs(rows: Any) -> None:
         assert tau.item() == pytest.approx((same - opposite) / sqrt((total + only_a) * (total + only_b)), abs=1e-12)
 
 
-@pytest.mark.parametrize("measure", [spearman, kendall])
+@pytest.mark.parametrize("measure", [metrics.spearman, metrics.kendall])
 def test_only_scores_without_order_nan(measure: Any) -> None:
     one = torch.tensor([[1.0, 2, 3], [1, 1, 1], [1, torch.nan, 3], [1, 2, 3], [1, 1, 3]])
     other = torch.tensor([[1.0, 3, 2], [1, 2, 3], [1, 2, 3], [2, 2, 2], [1, 2, 3]])
@@ -167,15 +162,15 @@ def test_only_scores_without_order_nan(measure: Any) -> None:
 def test_overlap() -> None:
     one, other = torch.rand(20, 7), torch.rand(20, 7)
     for k in range(1, 9):
-        for a, b, share in zip(one, other, top_k_overlap(one, other, k), strict=True):
+        for a, b, share in zip(one, other, metrics.top_k_overlap(one, other, k), strict=True):
             first, second = (set(row.argsort(descending=True)[:k].tolist()) for row in (a, b))
             assert share.item() == pytest.approx(len(first & second) / min(k, 7))
     one, other = torch.tensor([[9.0, 3, 2, 1]]), torch.tensor([[torch.nan, 1, 2, 3]])
     keep = torch.tensor([[0, 1, 1, 1]])
-    assert top_k_overlap(one, other, 1, keep).item() == 0
-    assert top_k_overlap(one, other, 2, keep).item() == pytest.approx(0.5)
-    assert top_k_overlap(one, other, 2).isnan().all()
-    assert top_k_overlap(one, other, 2, torch.zeros(1, 4)).isnan().all()
+    assert metrics.top_k_overlap(one, other, 1, keep).item() == 0
+    assert metrics.top_k_overlap(one, other, 2, keep).item() == pytest.approx(0.5)
+    assert metrics.top_k_overlap(one, other, 2).isnan().all()
+    assert metrics.top_k_overlap(one, other, 2, torch.zeros(1, 4)).isnan().all()
 
 
 def test_overlap_with_ties_is_expectation() -> None:
@@ -189,15 +184,15 @@ def test_overlap_with_ties_is_expectation() -> None:
 
     for k in (1, 2, 3, 4):
         shares = [len(a & b) / k for a in ways(one[0].tolist(), k) for b in ways(other[0].tolist(), k)]
-        assert top_k_overlap(one, other, k).item() == pytest.approx(sum(shares) / len(shares))
+        assert metrics.top_k_overlap(one, other, k).item() == pytest.approx(sum(shares) / len(shares))
     constant = torch.ones(1, 5)
-    assert top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
+    assert metrics.top_k_overlap(constant, other, 2).item() == pytest.approx(2 / 5)  # chance level
 
 
 def test_bad_rows_refused() -> None:
     with pytest.raises(ArgumentError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
-        spearman(torch.rand(1, 3), torch.rand(1, 4))
+        metrics.spearman(torch.rand(1, 3), torch.rand(1, 4))
     with pytest.raises(ArgumentError, match=r"other is \(3,\) of torch.float32"):
-        kendall(torch.rand(1, 3), torch.rand(3))
+        metrics.kendall(torch.rand(1, 3), torch.rand(3))
     with pytest.raises(ArgumentError, match=r"k is 0: pass .* an integer of at least 1"):
-        top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)
+        metrics.top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)

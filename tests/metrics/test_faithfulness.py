@@ -1,7 +1,6 @@
 """Blank-out and ERASER against sentences edited by hand and models with known answers."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_vz.errors import ArgumentError, RefusedError
+from captum_vz.errors import RefusedError
 from captum_vz.metrics import MaskedSentences, Prediction, blank_out, comprehensiveness, faithfulness, sufficiency
 from captum_vz.testbed import load_model
 
@@ -52,6 +51,10 @@ def sentences(**changed: Any) -> MaskedSentences:
 
 def toy(removal: Any = UNK, **options: Any) -> Prediction:
     return Prediction(additive, sentences(), removal, **options)
+
+
+def of_text(*given: str) -> MaskedSentences:
+    return MaskedSentences.of_text(load_model()[1], *given)
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
@@ -153,38 +156,31 @@ def test_constant_scores_are_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("call", "message"),
     [
-        ({"ids": torch.zeros(2, 7)}, r"ids is \(2, 7\) of torch.float32: pass token ids"),
-        ({"target": 7}, "target 7 is out of range: pass positions from -7 to 6"),
-        ({"target": [0, 1, 2]}, r"target is \[0, 1, 2\]: pass a position, or one for each of the 2 sentences"),
-        ({"target": 6}, "target 6 points at padding"),
-        ({"forms": torch.zeros(3, 2).long()}, r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,\)"),
-        ({"forms": [-1, GOOD]}, "forms has the id -1: pass token ids, which begin at 0"),
-        ({"forms": torch.tensor([[GOOD, BAD], [BAD, BAD]])}, "with one id twice for one sentence"),
-        ({"target": True}, "target is True: pass a position"),
-        ({"content": CONTENT[:, :3]}, r"content is \(2, 3\) of torch.bool"),
+        (lambda: sentences(ids=torch.zeros(2, 7)), r"ids is \(2, 7\) of torch.float32: pass token ids"),
+        (lambda: sentences(target=7), "target 7 is out of range: pass positions from -7 to 6"),
+        (lambda: sentences(target=6), "target 6 points at padding"),
+        (lambda: sentences(target=True), "target is True: pass a position"),
+        (lambda: sentences(target=[0, 1, 2]), r"target is \[0, 1, 2\]: pass a position, or one for each of the 2"),
+        (
+            lambda: sentences(forms=torch.zeros(3, 2).long()),
+            r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,",
+        ),
+        (lambda: sentences(forms=[-1, GOOD]), "forms has the id -1: pass token ids, which begin at 0"),
+        (lambda: sentences(forms=torch.tensor([[GOOD, BAD], [BAD, BAD]])), "with one id twice for one sentence"),
+        (lambda: sentences(content=CONTENT[:, :3]), r"content is \(2, 3\) of torch.bool"),
+        (lambda: toy(None), "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
+        (lambda: toy(over="pair"), "over is 'pair': pass 'forms' or 'vocabulary'"),
+        (lambda: toy(batch_size=0), "batch_size is 0"),
+        (lambda: Prediction(torch.nn.Linear(1, 1), sentences(), UNK), r"train mode: call model.eval\(\)"),
+        (lambda: of_text("the pictures", "are"), "text has 0 mask tokens .*write exactly one"),
+        (lambda: of_text("the [MASK]", "are", "unheardof"), "forms holds unheardof, no token of the vocabulary: pass"),
     ],
 )
-def test_sentences_bad_field_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        sentences(**changed)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"removal": None}, "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
-        ({"removal": "mask"}, "removal is 'mask'"),
-        ({"over": "pair"}, "over is 'pair': pass 'forms' or 'vocabulary'"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"model": torch.nn.Linear(1, 1)}, r"train mode: call model.eval\(\)"),
-    ],
-)
-def test_bad_arguments_refused(changed: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"model": additive, "sentences": sentences(), "removal": UNK}
+def test_bad_arguments_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
-        Prediction(**arguments | changed)
+        call()
 
 
 def test_bad_logits_refused() -> None:
@@ -209,23 +205,10 @@ def test_sentence_of_a_text() -> None:
     tokenizer = load_model()[1]
     text = "the pictures of some hat [MASK] scaring marcus."
     inputs = tokenizer(text, return_tensors="pt")
-    found = MaskedSentences.of_text(tokenizer, text, "are", "is")
+    found = of_text(text, "are", "is")
     assert torch.equal(found.ids, inputs["input_ids"])
     assert found.target.tolist() == [inputs.tokens().index("[MASK]")]
     assert found.content[0].tolist() == [token not in ("[CLS]", "[SEP]", "[MASK]") for token in inputs.tokens()]
     assert found.forms is not None
     assert tokenizer.convert_ids_to_tokens(found.forms[0].tolist()) == ["are", "is"]
-    assert MaskedSentences.of_text(tokenizer, text).forms is None
-
-
-@pytest.mark.parametrize(
-    ("text", "forms", "message"),
-    [
-        ("the pictures", ["are"], "text has 0 mask tokens .*write exactly one"),
-        ("[MASK] and [MASK]", [], "text has 2 mask tokens"),
-        ("the [MASK]", ["are", "unheardof"], "forms holds unheardof, no token of the vocabulary: pass tokens"),
-    ],
-)
-def test_wrong_text_refused(text: str, forms: list[str], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        MaskedSentences.of_text(load_model()[1], text, *forms)
+    assert of_text(text).forms is None

@@ -1,7 +1,5 @@
 """Means with intervals, paired comparisons and probes: known cases, scipy, and sums by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import permutations
 from math import isnan, log2, sqrt
@@ -212,8 +210,8 @@ NOT_A_LIST: Any = [1.0]
     ("call", "message"),
     [
         (lambda: summarize(ZEROS), r"values is \(1000, 2\) of torch.float32: pass a tensor \(examples,\)"),
-        (lambda: summarize(NOT_A_LIST), "values is of type list"),
         (lambda: summarize(torch.tensor([torch.inf])), "values holds infinities"),
+        (lambda: summarize(NOT_A_LIST), "values is of type list"),
         (lambda: summarize(ZEROS[0], confidence=95), "confidence is 95: pass a number between 0 and 1"),
         (lambda: summarize(ZEROS[0], resamples=0), "resamples is 0"),
         (lambda: description_length(ZEROS.long(), LABELS), r"states is \(1000, 2\) of torch.int64"),
@@ -226,8 +224,8 @@ NOT_A_LIST: Any = [1.0]
             lambda: probing_correlation(torch.rand(4, 3), [1.0, 2.0]),
             r"alignment is \(4, 3\) of torch.float32 and compression \(2,\)",
         ),
-        (lambda: probing_correlation(torch.rand(3), [1.0, 2.0, 3.0]), r"alignment is \(3,\)"),
         (lambda: probing_correlation(torch.rand(4, 1), [1.0]), "of two layers or more"),
+        (lambda: probing_correlation(torch.rand(3), [1.0, 2.0, 3.0]), r"alignment is \(3,\)"),
         (lambda: probing_correlation(torch.rand(4, 2), [1.0, torch.inf]), r"compression is \[1.0, inf\]"),
     ],
 )

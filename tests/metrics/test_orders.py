@@ -1,7 +1,5 @@
 """Metrics of an order of the tokens, its bounds, and soft metrics: against loops, for models of a few lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise, permutations
@@ -13,24 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captum_vz import metrics
 from captum_vz.errors import ArgumentError
-from captum_vz.metrics import (
-    FRACTIONS,
-    MaskedSentences,
-    Prediction,
-    blank_out,
-    comprehensiveness,
-    comprehensiveness_bounds,
-    deletion_area,
-    deletion_bounds,
-    infidelity,
-    monotonicity,
-    normalized,
-    soft_comprehensiveness,
-    soft_sufficiency,
-    sufficiency,
-    sufficiency_bounds,
-)
 from tests.metrics.test_faithfulness import BAD, CLS, GOOD, MASK, PAD, REMOVALS, SEP, UNK, additive, sigmoid
 
 # Ten sentences of one to six content tokens, so that all their orders can be tried.
@@ -47,14 +29,14 @@ def neighbours(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
     return SimpleNamespace(logits=logits)
 
 
-def sentences(seed: int = 0) -> MaskedSentences:
+def sentences(seed: int = 0) -> metrics.MaskedSentences:
     drawn = torch.randint(10, 30, (len(LENGTHS), 8), generator=torch.Generator().manual_seed(seed)).tolist()
     rows = [[CLS, MASK, *words[:count], SEP] for words, count in zip(drawn, LENGTHS, strict=True)]
     ids = torch.tensor([row + [PAD] * (9 - len(row)) for row in rows])
-    return MaskedSentences(ids, (ids != PAD).long(), 1, ids >= 10, [GOOD, BAD])
+    return metrics.MaskedSentences(ids, (ids != PAD).long(), 1, ids >= 10, [GOOD, BAD])
 
 
-def each(masked: MaskedSentences, removal: Any) -> Iterator[tuple[int, list[int], list[int], int]]:
+def each(masked: metrics.MaskedSentences, removal: Any) -> Iterator[tuple[int, list[int], list[int], int]]:
     """Of each sentence its number, its ids, the positions of its content, and the likelier form."""
     for b, row in enumerate(masked.ids):
         ids = [int(one) for one in row if one != PAD]
@@ -85,15 +67,20 @@ def by_hand(what: str, ids: list[int], order: list[int], removal: Any) -> float:
     if what == "area":
         curve = [chance(ids, order[:k], removal, answer) for k in range(count + 1)]
         return sum((one + other) / 2 for one, other in pairwise(curve)) / count
-    tops = [order[: ceil(q * count)] for q in FRACTIONS]
+    tops = [order[: ceil(q * count)] for q in metrics.FRACTIONS]
     gone = tops if what == "comprehensiveness" else [[j for j in order if j not in top] for top in tops]
     return sum(whole - chance(ids, one, removal, answer) for one in gone) / len(gone)
 
 
 METRICS = {
-    "comprehensiveness": (lambda p, s: comprehensiveness(p, s).mean(-1), comprehensiveness_bounds, max, min),
-    "sufficiency": (lambda p, s: sufficiency(p, s).mean(-1), sufficiency_bounds, min, max),
-    "area": (deletion_area, deletion_bounds, min, max),
+    "comprehensiveness": (
+        lambda p, s: metrics.comprehensiveness(p, s).mean(-1),
+        metrics.comprehensiveness_bounds,
+        max,
+        min,
+    ),
+    "sufficiency": (lambda p, s: metrics.sufficiency(p, s).mean(-1), metrics.sufficiency_bounds, min, max),
+    "area": (metrics.deletion_area, metrics.deletion_bounds, min, max),
 }
 
 
@@ -102,10 +89,10 @@ METRICS = {
 def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
     measure, bounds_of, best, worst = METRICS[what]
     masked = sentences()
-    prediction = Prediction(neighbours, masked, removal)
+    prediction = metrics.Prediction(neighbours, masked, removal)
     bounds, scores = bounds_of(prediction), torch.rand(masked.ids.shape)
     found = measure(prediction, scores)
-    share = normalized(found, bounds)
+    share = metrics.normalized(found, bounds)
     assert bounds.exact.all()
     for b, ids, content, _ in each(masked, removal):
         ranked = sorted(content, key=lambda j: -scores[b, j].item())
@@ -121,7 +108,7 @@ def test_bounds_equal_all_orders(what: str, removal: Any) -> None:
 def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("captum_vz.metrics.faithfulness.EXHAUSTIVE", 0)
     masked = sentences()
-    found = deletion_bounds(Prediction(neighbours, masked, UNK))
+    found = metrics.deletion_bounds(metrics.Prediction(neighbours, masked, UNK))
     assert not found.exact.any()
     for b, ids, content, answer in each(masked, UNK):
         for value, better in ((found.best[b], min), (found.worst[b], max)):
@@ -135,9 +122,9 @@ def test_greedy_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_monotonicity_equals_loop(removal: Any) -> None:
     masked = sentences()
-    prediction = Prediction(neighbours, masked, removal)
+    prediction = metrics.Prediction(neighbours, masked, removal)
     effects = torch.rand(20, *masked.ids.shape)
-    found = torch.stack([monotonicity(prediction, one) for one in effects])
+    found = torch.stack([metrics.monotonicity(prediction, one) for one in effects])
     for b, ids, content, answer in each(masked, removal):
         for scores, value in zip(effects[:, b], found[:, b], strict=True):
             rising = sorted(content, key=lambda j: scores[j].item())
@@ -148,8 +135,8 @@ def test_monotonicity_equals_loop(removal: Any) -> None:
 
 def test_infidelity_equals_loop() -> None:
     masked = sentences()
-    prediction, scores = Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape)
-    found = infidelity(prediction, scores, samples=6, seed=3)
+    prediction, scores = metrics.Prediction(neighbours, masked, UNK), torch.rand(masked.ids.shape)
+    found = metrics.infidelity(prediction, scores, samples=6, seed=3)
     for b, ids, content, answer in each(masked, UNK):
         drawn = torch.rand(6, len(content), generator=torch.Generator().manual_seed(3)) < 0.5
         pairs = []
@@ -171,14 +158,20 @@ def test_each_set_runs_once_for_all_metrics() -> None:
         return neighbours(input_ids, attention_mask)
 
     masked = sentences()
-    prediction = Prediction(watch, masked, UNK, batch_size=10_000)
+    prediction = metrics.Prediction(watch, masked, UNK, batch_size=10_000)
     scores = torch.rand(masked.ids.shape)
-    deletion_bounds(prediction)
+    metrics.deletion_bounds(prediction)
     before = sum(ran)
     prediction.best()
     added = sum(ran) - before
     ran.clear()
-    for measure in (deletion_area, monotonicity, comprehensiveness, sufficiency, infidelity):
+    for measure in (
+        metrics.deletion_area,
+        metrics.monotonicity,
+        metrics.comprehensiveness,
+        metrics.sufficiency,
+        metrics.infidelity,
+    ):
         measure(prediction, scores)
         measure(prediction.among("vocabulary"), scores)
     assert set(ran) <= {added}  # only the answers are found again, not the sets
@@ -186,39 +179,39 @@ def test_each_set_runs_once_for_all_metrics() -> None:
 
 def test_rows_that_order_nothing_are_nan() -> None:
     masked = sentences()
-    prediction = Prediction(neighbours, masked, UNK)
+    prediction = metrics.Prediction(neighbours, masked, UNK)
     flat = torch.ones(masked.ids.shape)
-    for measure in (deletion_area, monotonicity, infidelity):
+    for measure in (metrics.deletion_area, metrics.monotonicity, metrics.infidelity):
         found = measure(prediction, flat)
         assert found[1:].isnan().all()
         assert not found[0].isnan()
     holed = torch.rand(masked.ids.shape)
     holed[2, 2] = torch.nan
-    assert deletion_area(prediction, holed).isnan().nonzero().tolist() == [[2]]
-    prediction = Prediction(Words().eval(), sentences(), UNK)
-    found = soft_comprehensiveness(prediction, torch.ones(10, 9))
+    assert metrics.deletion_area(prediction, holed).isnan().nonzero().tolist() == [[2]]
+    prediction = metrics.Prediction(Words().eval(), sentences(), UNK)
+    found = metrics.soft_comprehensiveness(prediction, torch.ones(10, 9))
     assert found.isnan().tolist() == [False] + [True] * 9
-    assert soft_sufficiency(prediction, torch.zeros(10, 9)).isnan().all()
+    assert metrics.soft_sufficiency(prediction, torch.zeros(10, 9)).isnan().all()
 
 
 def test_bad_sizes_refused() -> None:
-    prediction = Prediction(neighbours, sentences(), UNK)
-    for measure in (deletion_area, monotonicity, infidelity, comprehensiveness):
+    prediction = metrics.Prediction(neighbours, sentences(), UNK)
+    for measure in (metrics.deletion_area, metrics.monotonicity, metrics.infidelity, metrics.comprehensiveness):
         with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
             measure(prediction, torch.rand(2, 2))
         with pytest.raises(ArgumentError, match="scores holds infinities"):
             measure(prediction, torch.full((10, 9), torch.inf))
     with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
-        normalized(torch.rand(3), deletion_bounds(prediction))
-    prediction = Prediction(Words().eval(), sentences(), UNK)
+        metrics.normalized(torch.rand(3), metrics.deletion_bounds(prediction))
+    prediction = metrics.Prediction(Words().eval(), sentences(), UNK)
     with pytest.raises(ArgumentError, match="negative or infinite values: pass sizes"):
-        soft_comprehensiveness(prediction, -torch.rand(10, 9))
+        metrics.soft_comprehensiveness(prediction, -torch.rand(10, 9))
     with pytest.raises(ArgumentError, match=r"scores is \(2,\)"):
-        soft_sufficiency(prediction, torch.rand(2))
+        metrics.soft_sufficiency(prediction, torch.rand(2))
     with pytest.raises(ArgumentError, match="samples is 0"):
-        soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
+        metrics.soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
     with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
-        soft_sufficiency(Prediction(additive, sentences(), UNK), torch.rand(10, 9))
+        metrics.soft_sufficiency(metrics.Prediction(additive, sentences(), UNK), torch.rand(10, 9))
 
 
 # Soft metrics
@@ -250,26 +243,24 @@ def chance_of_words(model: Words, vectors: Tensor) -> float:
     return sigmoid(3 * vectors.square().sum().item() / len(vectors))
 
 
-@pytest.mark.parametrize("measure", [soft_comprehensiveness, soft_sufficiency])
+@pytest.mark.parametrize("measure", [metrics.soft_comprehensiveness, metrics.soft_sufficiency])
 def test_soft_metrics_equal_loop(measure: Any) -> None:
     model, masked = Words().eval(), sentences()
-    prediction, scores = Prediction(model, masked, UNK), torch.rand(masked.ids.shape, dtype=torch.float64)
+    prediction, scores = metrics.Prediction(model, masked, UNK), torch.rand(masked.ids.shape, dtype=torch.float64)
     found = measure(prediction, scores, samples=3, seed=5)
-    one = MaskedSentences(masked.ids[3:4, :6], None, 1, masked.content[3:4, :6], [GOOD, BAD])
-    alone = measure(Prediction(model, one, UNK), scores[3:4, :6], samples=3, seed=5)
+    one = metrics.MaskedSentences(masked.ids[3:4, :6], None, 1, masked.content[3:4, :6], [GOOD, BAD])
+    alone = measure(metrics.Prediction(model, one, UNK), scores[3:4, :6], samples=3, seed=5)
     torch.testing.assert_close(alone, found[3:4])  # the same masks in any batch
-    for b, row in enumerate(masked.ids):
-        ids = row[row != PAD]
-        content = [j for j, token in enumerate(ids.tolist()) if token >= 10]
+    for b, ids, content, _ in each(masked, UNK):
         vectors = model.embedding.weight.data[ids]
         largest = max(scores[b, j].item() for j in content)
-        drawn = torch.rand(len(row), 3, 4, generator=torch.Generator().manual_seed(5))
+        drawn = torch.rand(masked.ids.shape[1], 3, 4, generator=torch.Generator().manual_seed(5))
         falls = []
         for sample in range(3):
             edited = vectors.clone()
             for j in content:
                 share = scores[b, j].item() / largest
-                chance_to_stay = share if measure is soft_sufficiency else 1 - share
+                chance_to_stay = share if measure is metrics.soft_sufficiency else 1 - share
                 for i in range(4):
                     if drawn[j, sample, i].item() >= chance_to_stay:
                         edited[j, i] = 0
@@ -277,22 +268,20 @@ def test_soft_metrics_equal_loop(measure: Any) -> None:
         empty = vectors.clone()
         empty[content] = 0
         ratio = sum(falls) / 3 / (chance_of_words(model, vectors) - chance_of_words(model, empty))
-        expected = ratio if measure is soft_comprehensiveness else 1 - ratio
+        expected = ratio if measure is metrics.soft_comprehensiveness else 1 - ratio
         assert found[b].item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_mean_vector_replaces_tokens() -> None:
     """One token after the other has the mean of all word vectors, the same in any batch."""
     model, masked = Words().eval(), sentences()
-    effects = blank_out(Prediction(model, masked, "mean"))
+    effects = metrics.blank_out(metrics.Prediction(model, masked, "mean"))
     mean = model.embedding.weight.data.mean(0)
-    for b, row in enumerate(masked.ids):
-        vectors = model.embedding.weight.data[row[row != PAD]]
-        for j in masked.content[b].nonzero()[:, 0].tolist():
+    for b, ids, content, _ in each(masked, UNK):
+        vectors = model.embedding.weight.data[ids]
+        for j in content:
             edited = vectors.clone()
             edited[j] = mean
             fall = 3 * (vectors.square().sum() - edited.square().sum()).item() / len(vectors)
             assert effects[b, j].item() == pytest.approx(fall, abs=1e-9)
-    torch.testing.assert_close(blank_out(Prediction(model, masked, "mean", batch_size=1)), effects)
-    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
-        blank_out(Prediction(additive, masked, "mean"))
+    torch.testing.assert_close(metrics.blank_out(metrics.Prediction(model, masked, "mean", batch_size=1)), effects)

@@ -244,22 +244,15 @@ def figures(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     }
 
 
-def test_figures_can_be_read_in_one_column(figures: dict[str, Figure]) -> None:
+def test_figures_can_be_read_in_one_column(figures: dict[str, Figure], typed: Study) -> None:
     """Texts are inside, letters are not small, and each model has a column, or the figure is as wide as a page.
 
     Titles name the model and the number of sentences, and those of the paper the data.
     """
-    maker = {"weights": "1" * 16, "dtype": "float32", "device": "cpu", "model": "BertForMaskedLM", "source": ""}
-    maker |= dict.fromkeys(("captum_vz", "python", "torch", "transformers", "captum", "numpy"), "1.0")
-    settings = {
-        "examples": {"count": 2279, "blocks": []},
-        "methods": {},
-        "metrics": {},
-        "provenance": {
-            "models": {name: [maker] for name in ("six-layers", "a model with a long name")},
-            **{"data": {}, "seeds": {}, "confidence": 0.9, "resamples": 99, "commands": []},
-        },
-    }
+    settings = json.loads((typed.folder / "study.json").read_text())
+    settings["examples"]["count"] = 2279
+    (maker,) = settings["provenance"]["models"].values()
+    settings["provenance"]["models"] = dict.fromkeys(("six-layers", "a model with a long name"), maker)
     for name, figure in figures.items():
         sign_figure(figure, settings)
         figure.draw_without_rendering()
@@ -276,7 +269,7 @@ def test_figures_can_be_read_in_one_column(figures: dict[str, Figure]) -> None:
             assert box.x1 < figure.bbox.x1 + 1, (name, box)
             assert box.y1 < figure.bbox.y1 + 1, (name, box)
         said = " ".join(text.get_text().replace("\n", " ") for text in shown)
-        for words in ("2,279 sentences", "90 % intervals"):
+        for words in ("2,279 sentences", "95 % intervals"):
             assert words in said, (name, words)
         assert ("BLiMP, held out" in said) == (name in ("probing", "page"))
 

@@ -160,29 +160,25 @@ def test_study_on_ray_equals_one_process(
 
 
 @pytest.mark.exhaustive
-def test_part_that_kills_its_workers_ends_the_study(cluster: Any, examples: list[Example], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGKILL, "Ray failed .*may have run out of memory. Finished parts stay"), (None, "call model.eval")],
+)
+def test_failing_workers_end_the_study(
+    number: int | None, told: str, cluster: Any, examples: list[Example], tmp_path: Path
+) -> None:
+    """They are killed, or given a model in train mode."""
     here = os.getpid()
 
-    def deadly() -> Any:
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return load_model()
-
-    with pytest.raises(RuntimeError, match=r"Ray failed .*may have run out of memory. Finished parts stay"):
-        study(tmp_path / "s", examples[:2], {"agreement": deadly}, engine="ray")
-    study(tmp_path / "s", examples[:2])
-
-
-@pytest.mark.exhaustive
-def test_error_of_a_worker_is_raised(cluster: Any, examples: list[Example], tmp_path: Path) -> None:
-    here = os.getpid()
-
-    def train() -> tuple[Any, Any]:
+    def failing() -> tuple[Any, Any]:
         model, tokenizer = load_model()
+        if number and os.getpid() != here:
+            os.kill(os.getpid(), number)
         return model.train(os.getpid() != here), tokenizer
 
-    with pytest.raises(ValueError, match=r"train mode: call model\.eval"):
-        study(tmp_path / "s", examples, {"agreement": train}, engine="ray")
+    with pytest.raises((RuntimeError, ValueError), match=told):
+        study(tmp_path / "s", examples[:2], {"agreement": failing}, engine="ray")
+    study(tmp_path / "s", examples[:2])
 
 
 def nearest(batch: Batch) -> Any:

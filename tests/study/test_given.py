@@ -12,18 +12,8 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
-from captum.attr import (
-    FeatureAblation,
-    InputXGradient,
-    IntegratedGradients,
-    LayerGradientXActivation,
-    NoiseTunnel,
-    Saliency,
-    TextTokenInput,
-)
 from torch import Tensor
 
-import captum_vz
 import captum_vz as vz
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import LLMTokenMaps
@@ -63,15 +53,6 @@ def scored(shipped: Shipped, examples: list[Example], methods: Any, **options: A
     return Scorer(*shipped, methods, "cue_dot", **options).score(examples)
 
 
-def test_function_gives_shares(shipped: Shipped, examples: list[Example]) -> None:
-    for row, example in zip(scored(shipped, examples, uneven), examples, strict=True):
-        sizes = [number + 1 for number in encode(shipped[1], example).ids]
-        assert row["method"] == "uneven"
-        assert row["scores"] == pytest.approx([size / sum(sizes) for size in sizes])
-        (cue,) = row["cue"]
-        assert row["cue_dot"] == pytest.approx(sizes[cue] / sum(sizes))
-
-
 class Named:
     """A method that is neither captum's nor of this package."""
 
@@ -86,6 +67,7 @@ def built(model: Any, layers: Any) -> Named:
 
 
 FORMS: dict[str, Any] = {
+    "tensor": uneven,
     "array": lambda batch: uneven(batch).numpy(),
     "lists": lambda batch: uneven(batch).tolist(),
     "integers": lambda batch: uneven(batch).long(),
@@ -96,11 +78,12 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_forms_give_the_same(form: str, shipped: Shipped, examples: list[Example]) -> None:
-    expected = scored(shipped, examples[:4], uneven)
-    for row, other in zip(scored(shipped, examples[:4], {"mine": FORMS[form]}), expected, strict=True):
-        assert row["skipped"] is None
-        np.testing.assert_allclose(row["scores"], other["scores"], rtol=1e-12)
+def test_all_forms_give_shares(form: str, shipped: Shipped, examples: list[Example]) -> None:
+    for row, example in zip(scored(shipped, examples[:4], {"mine": FORMS[form]}), examples[:4], strict=True):
+        sizes = [number + 1 for number in encode(shipped[1], example).ids]
+        assert row["scores"] == pytest.approx([size / sum(sizes) for size in sizes])
+        (cue,) = row["cue"]
+        assert row["cue_dot"] == pytest.approx(sizes[cue] / sum(sizes))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +93,8 @@ def test_all_forms_give_the_same(form: str, shipped: Shipped, examples: list[Exa
         (vz.AttentionRollout, "attention-rollout"),
         (vz.RandomAttribution, "random"),
         (vz.ValueZeroingEffect, "value-zeroing-effect"),
-        (Saliency, "saliency"),
-        (InputXGradient, "input-x-gradient"),
+        (captum.attr.Saliency, "saliency"),
+        (captum.attr.InputXGradient, "input-x-gradient"),
         (partial(vz.LayerAttention), "attention"),
         (METHODS["attention"], "attention"),
         *((lambda model, kind=kind: kind(model, vz.find_layers(model)), name) for kind, name in OBJECTS.items()),
@@ -135,7 +118,7 @@ def test_captums_object_gets_ids_and_mask(shipped: Shipped, examples: list[Examp
     def logits(ids: Tensor, mask: Tensor) -> Tensor:
         return model(input_ids=ids, attention_mask=mask).logits
 
-    method = LayerGradientXActivation(logits, model.get_input_embeddings())
+    method = captum.attr.LayerGradientXActivation(logits, model.get_input_embeddings())
     for row, example in zip(scored(shipped, examples[:4], {"mine": method}), examples, strict=False):
         encoded = encode(tokenizer, example)
         ids = torch.tensor([encoded.ids])
@@ -149,7 +132,6 @@ def test_captums_object_gets_ids_and_mask(shipped: Shipped, examples: list[Examp
 
 #: What a method returns for a batch of some sentences and tokens, and what the error says of it for 1 and 12.
 WRONG: dict[str, tuple[Callable[[int, int], Any], str]] = {
-    "three": (lambda count, tokens: torch.ones(3), r"\(3,\) of torch.float32"),
     "wider": (lambda count, tokens: torch.ones(count, tokens + 2), r"\(1, 14\) of torch.float32"),
     "maps": (lambda count, tokens: torch.ones(count, tokens, tokens), r"\(1, 12, 12\) of torch.float32"),
     "none": (lambda count, tokens: None, "an object of type NoneType"),
@@ -259,11 +241,10 @@ def test_registered_names_are_unique(shipped: Shipped, examples: list[Example]) 
     [
         (lambda: register_method("attention", uneven), "'attention', which is a method of captum_vz"),
         (lambda: register_method("mine", 5), "method is of type int: pass a name, a class or object"),
-        (lambda: register_method("mine", lambda: None), r"<lambda>\(.*pass a function of one argument, a Batch"),
         (lambda: register_method("mine", lambda model, layers, more: 0), "pass a function of one argument, a Batch"),
         (lambda: register_method("mine", SimpleNamespace), "SimpleNamespace, which has no 'attribute'"),
-        (lambda: register_metric("cue_dot", largest), "'cue_dot', which captum_vz uses"),
         (lambda: register_metric("scores", largest), "'scores', which captum_vz uses"),
+        (lambda: register_metric("cue_dot", largest), "'cue_dot', which captum_vz uses"),
     ],
 )
 def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> None:
@@ -276,7 +257,7 @@ def test_object_of_another_model_refused(shipped: Shipped, examples: list[Exampl
     other = type(model)(model.config).eval()
     rows = scored(shipped, examples[:1], vz.ValueZeroing(other, vz.find_layers(other)))
     assert "the object was made for another model (BertForMaskedLM): pass its class" in rows[0]["skipped"]
-    bound = IntegratedGradients(other)
+    bound = captum.attr.IntegratedGradients(other)
     assert "was made for another model" in scored(shipped, examples[:1], bound)[0]["skipped"]
 
 
@@ -285,7 +266,7 @@ def test_object_of_another_model_refused(shipped: Shipped, examples: list[Exampl
 
 CLASSES: dict[str, Any] = {
     name: kind
-    for package in (captum.attr, captum_vz)
+    for package in (captum.attr, vz)
     for name, kind in ((name, getattr(package, name)) for name in package.__all__)
     if inspect.isclass(kind)
 }
@@ -336,7 +317,7 @@ def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
     causal, of_causal = load_model("causal")
     maps = LLMTokenMaps(CLASSES[name], of_causal, model=causal)
     with pytest.raises(RefusedError, match=OF_CAUSAL[name]) if name in OF_CAUSAL else nullcontext():
-        found = maps.attribute(TextTokenInput("some hat", of_causal), target="is nice").token_attr
+        found = maps.attribute(captum.attr.TextTokenInput("some hat", of_causal), target="is nice").token_attr
         assert found.isfinite().all()
         assert found.count_nonzero() > 1
 
@@ -344,20 +325,20 @@ def test_taken_class_answers_or_refuses_the_model(name: str) -> None:
 def test_wrapper_runs_as_an_object() -> None:
     """What the error advises. Without noise, the tunnel changes nothing."""
     model, tokenizer = load_model()
-    quiet = vz.TokenAttribution(model, lambda run: Quiet(Saliency(run)), tokenizer)
-    plain = vz.TokenAttribution(model, Saliency, tokenizer)
+    quiet = vz.TokenAttribution(model, lambda run: Quiet(captum.attr.Saliency(run)), tokenizer)
+    plain = vz.TokenAttribution(model, captum.attr.Saliency, tokenizer)
     found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
     assert torch.allclose(found, expected, atol=1e-6)
     with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
         compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})
 
 
-class Quiet(NoiseTunnel):
+class Quiet(captum.attr.NoiseTunnel):
     def attribute(self, inputs: Any, **options: Any) -> Any:
         return super().attribute(inputs, nt_samples=2, stdevs=0.0, **options)
 
 
-@pytest.mark.parametrize("kind", [FeatureAblation, Saliency, captum.attr.IntegratedGradients])
+@pytest.mark.parametrize("kind", [captum.attr.FeatureAblation, captum.attr.Saliency, captum.attr.IntegratedGradients])
 def test_object_of_captum_on_a_model(kind: Any) -> None:
     model, tokenizer = load_model()
     with pytest.raises(ArgumentError, match=rf"{kind.__name__} of Captum fails on token ids .*Pass its class"):

@@ -1,8 +1,7 @@
 """The truth by patching equals plain hooks in a loop, in float64; and what metrics make of it."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,13 @@ from captum_vz.testbed import agreement_sentences, load_model
 
 # Where the values are, written down by hand.
 VALUES = {"agreement": "attention.self.value", "causal": "self_attn.v_proj"}
+NAMES = list(VALUES)
 
 
 def states(output: Any) -> Tensor:
     """What a module returns first: layers of transformers below 5 return tuples."""
     first: Tensor = output[0] if isinstance(output, tuple) else output
     return first
-
-
-NAMES = list(VALUES)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +47,6 @@ def doubles() -> dict[str, tuple[Any, Any]]:
 def pairs(count: int, causal: bool) -> list[Example]:
     kind = "relational_noun" if causal else None
     return [Example.from_record(record) for record in agreement_sentences(count, seed=6, paradigm=kind)]
-
-
-@contextmanager
-def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def ids_of(model: Any, tokenizer: Any, example: Example) -> Tensor:
@@ -84,7 +72,7 @@ def naive(name: str, model: Any, tokenizer: Any, example: Example, modules: list
             kept[module] = states(output).clone()
 
         for module in together:
-            with hooked(module, keep):
+            with module.register_forward_hook(keep):
                 difference(other)
         row = []
         for token in range(ids.shape[1]):
@@ -96,10 +84,10 @@ def naive(name: str, model: Any, tokenizer: Any, example: Example, modules: list
                 changed[0, token] = kept[module][0, token]
                 return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
-            handles = [module.register_forward_hook(patch) for module in together]
-            row.append(clean - difference(ids))
-            for handle in handles:
-                handle.remove()
+            with ExitStack() as hooks:
+                for module in together:
+                    hooks.enter_context(module.register_forward_hook(patch))
+                row.append(clean - difference(ids))
         falls.append(row)
     return np.array(falls)
 

@@ -120,18 +120,9 @@ def test_documented_data_set_runs(shipped: Shipped, examples: list[Example]) -> 
     np.testing.assert_allclose(rows["cue_dot"], [row["cue_dot"] for row in expected], rtol=1e-4, atol=1e-6)
 
 
-def test_headless_model_refused_for_words(shipped: Shipped, examples: list[Example]) -> None:
-    model, tokenizer = shipped
-    with pytest.raises(ValueError, match="blank_out cannot be measured: BertModel has no head that predicts words"):
-        Scorer(model.bert, tokenizer)
-    (row,) = Scorer(model.bert, tokenizer, ["random"], ["cue_dot"]).score(examples[:1])
-    assert row["skipped"] is None
-
-
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
-        ({"methods": ["magic"]}, r"methods is \['magic'\]: pass some of value-zeroing"),
         ({"metrics": "magic"}, r"metrics has 'magic': pass some of cue_dot"),
         ({"metrics": []}, "metrics is empty"),
         ({"metrics": "infidelity:mask"}, "the tokenizer has no mask token, and a metric with :delete needs none"),
@@ -221,13 +212,16 @@ def test_rows_are_those_of_the_chosen_layers(name: str) -> None:
         of = [[row for row in rows if (row["example"], row["method"]) == (example.id, method)] for method in DECIDING]
         (decided,), (decision,) = of[1:]
         layers = torch.tensor([row["scores"] for row in of[0]])
-        layer, _ = deciding_layer(layers, torch.tensor(decision["scores"]), decided["target"])
+        layer, products = deciding_layer(layers, torch.tensor(decision["scores"]), decided["target"])
         assert (decided["layer"], decided["deciding"], decision["deciding"]) == (None, layer, None)
         assert decided["scores"] == pytest.approx(layers[layer].tolist())
         text = example.text or " ".join(example.words)
         text = text[: text.index("[MASK]")].rstrip() if name == "causal" else text
         found = explain(loaded, text, method="value-zeroing", target=example.good, foil=example.bad, layer="deciding")
         assert found.layer == layer
+        _, second = products.topk(2).indices.tolist()
+        told = f"{products[layer]:.2f} of it; then layer {second} {products[second]:.2f}"
+        assert any(line.startswith(f"value-zeroing: layer {layer} ") and told in line for line in found.told)
 
 
 def test_study_keeps_and_tells_the_layers(tmp_path: Path) -> None:

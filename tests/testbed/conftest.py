@@ -1,16 +1,14 @@
-"""Fixtures: a small folder in BLiMP's format with sentences of the grammar, and the embedded model."""
+"""Fixtures: a small folder in BLiMP's format with sentences of the grammar."""
 
 import json
 from pathlib import Path
 
 import pytest
 from train_masked import GRAMMAR_PAIRS, GRAMMAR_SEED
-from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
-from captum_vz.testbed import HELD_OUT_PARADIGMS, Record, agreement_sentences, load_model
+from captum_vz.testbed import HELD_OUT_PARADIGMS, Record, agreement_sentences
 
 KINDS = ("anaphor", "determiner_noun", "determiner_adjective_noun", "relational_noun", "subject_verb")
-Embedded = tuple[BertForMaskedLM, PreTrainedTokenizerFast]
 PAIRS = 40
 BLIMP_SEED = 7
 
@@ -32,8 +30,3 @@ def blimp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for paradigm, kind in zip(HELD_OUT_PARADIGMS, KINDS, strict=True):
         write_paradigm(folder, paradigm, agreement_sentences(PAIRS, BLIMP_SEED, paradigm=kind))
     return folder
-
-
-@pytest.fixture(scope="session")
-def embedded() -> Embedded:
-    return load_model()

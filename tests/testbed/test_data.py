@@ -12,14 +12,16 @@ from captum_vz.testbed import (
     drop_held_out,
     expand_contractions,
     held_out,
+    load_model,
     mask_target,
     read_paradigm,
     training_records,
 )
 from captum_vz.text import encode_record, form_ids, split_words, word_spans
 from tests.explaining.models import byte_tokenizer
-from tests.testbed.conftest import KINDS, PAIRS, Embedded, write_paradigm
+from tests.testbed.conftest import KINDS, PAIRS, write_paradigm
 
+TOKENIZER = load_model()[1]
 AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]
 CONTRACTIONS = {f"{word}n't": f"{word} not" for word in AUXILIARIES} | {"won't": "will not", "can't": "cannot"}
 
@@ -113,13 +115,12 @@ ODD: list[Record] = [
 RECORDS = ODD + agreement_sentences(50, seed=5)
 
 
-def test_positions_equal_encoding_by_words(embedded: Embedded) -> None:
-    tokenizer = embedded[1]
+def test_positions_equal_encoding_by_words() -> None:
     for record in RECORDS:
-        by_words = tokenizer(split_words(record["masked"]), is_split_into_words=True)
-        encoded = encode_record(tokenizer, record)
+        by_words = TOKENIZER(split_words(record["masked"]), is_split_into_words=True)
+        encoded = encode_record(TOKENIZER, record)
         assert encoded.encoding["input_ids"][0].tolist() == by_words["input_ids"]
-        assert encoded.encoding["input_ids"][0, encoded.target] == tokenizer.mask_token_id
+        assert encoded.encoding["input_ids"][0, encoded.target] == TOKENIZER.mask_token_id
         assert encoded.cue == [by_words.word_ids().index(word) for word in record["cue"]]
 
 
@@ -144,8 +145,8 @@ def test_positions_with_byte_level_tokenizer(mask: str) -> None:
     assert tokenizer.convert_ids_to_tokens(list(forms or ())) == ["Ġthe", "Ġsome"]
 
 
-def test_forms_and_own_words(embedded: Embedded) -> None:
-    tokenizer = embedded[1]
+def test_forms_and_own_words() -> None:
+    tokenizer = TOKENIZER
     record: Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
     ids = form_ids(tokenizer, record)
     assert ids == (tokenizer.convert_tokens_to_ids("are"), tokenizer.convert_tokens_to_ids("is"))
@@ -168,9 +169,9 @@ def test_forms_and_own_words(embedded: Embedded) -> None:
 
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
-def test_own_words_missing_in_sentence(words: list[str], embedded: Embedded) -> None:
+def test_own_words_missing_in_sentence(words: list[str]) -> None:
     with pytest.raises(ValueError, match="but the sentence continues with"):
-        encode_record(embedded[1], {"masked": "The wugs are nice.", "words": words, "target": 1})
+        encode_record(TOKENIZER, {"masked": "The wugs are nice.", "words": words, "target": 1})
 
 
 # The grammar's sentences have BLiMP's format, and the cue decides the form of the target

@@ -14,22 +14,13 @@ import transformers
 from safetensors.torch import load_file
 from train_causal import causal_records, continues_well, next_logits, prefers_good_next
 
-from captum_vz import find_layers
+from captum_vz import find_layers, testbed
 from captum_vz.cli import main
 from captum_vz.errors import ArgumentError
-from captum_vz.testbed import (
-    HELD_OUT_PARADIGMS,
-    Record,
-    agreement_sentences,
-    held_out,
-    load_model,
-    models,
-    prefers_good,
-)
 from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from captum_vz.text import encode_record
 from tests.command import Output
-from tests.testbed.conftest import BLIMP_SEED, KINDS, PAIRS, Embedded, trained_sentences
+from tests.testbed.conftest import BLIMP_SEED, KINDS, PAIRS, trained_sentences
 
 TEXT = "the pictures of some hat [MASK] scaring marcus."
 LAYERS = {"agreement": 4, "six-layers": 6, "pre-norm": 5, "causal": 3}
@@ -40,15 +31,14 @@ def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) 
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    model, tokenizer = load_model(name)
+    model, tokenizer = testbed.load_model(name)
     assert torch.equal(torch.rand(3), expected)
     assert capfd.readouterr() == ("", "")
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert all(weight.isfinite().all() for weight in model.parameters())
     assert not any(module.training for module in model.modules())
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert len(find_layers(model)) == model.config.num_hidden_layers == LAYERS[name]
-    assert tokenizer.get_vocab() == load_model()[1].get_vocab()
+    assert tokenizer.get_vocab() == testbed.load_model()[1].get_vocab()
     assert tokenizer.pad_token_id == model.config.pad_token_id
     assert tokenizer.model_max_length <= model.config.max_position_embeddings
     assert tokenizer.tokenize("The HAT [MASK] red.") == ["the", "hat", "[MASK]", "red", "."]
@@ -70,30 +60,32 @@ def test_folder_without_model(tmp_path: Path) -> None:
             FileNotFoundError,
             match=rf"model\.safetensors is missing{meant}: pass 'agreement', .*, 'smollm2' or a",
         ):
-            load_model(wrong)
+            testbed.load_model(wrong)
 
 
-def test_prefers_good_in_batches(embedded: Embedded) -> None:
-    model, tokenizer = embedded
-    records = agreement_sentences(60, seed=11)
-    one_by_one = torch.cat([prefers_good(model, tokenizer, [record]) for record in records])
-    assert torch.equal(prefers_good(model, tokenizer, records, batch_size=25), one_by_one)
+def test_prefers_good_in_batches() -> None:
+    model, tokenizer = testbed.load_model()
+    records = testbed.agreement_sentences(60, seed=11)
+    one_by_one = torch.cat([testbed.prefers_good(model, tokenizer, [record]) for record in records])
+    assert torch.equal(testbed.prefers_good(model, tokenizer, records, batch_size=25), one_by_one)
     swapped = [record | {"good": record["bad"], "bad": record["good"]} for record in records]
-    assert torch.equal(prefers_good(model, tokenizer, swapped), ~one_by_one)
-    assert prefers_good(model, tokenizer, []).shape == (0,)
-    record: Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
+    assert torch.equal(testbed.prefers_good(model, tokenizer, swapped), ~one_by_one)
+    assert testbed.prefers_good(model, tokenizer, []).shape == (0,)
+    record: testbed.Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
     with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
-        prefers_good(*embedded, [record])
+        testbed.prefers_good(model, tokenizer, [record])
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_accuracy_on_new_grammar_sentences(name: str) -> None:
-    loaded, trained = load_model(name), trained_sentences()
+    loaded, trained = testbed.load_model(name), trained_sentences()
     for kind in KINDS:
-        fresh = [r for r in agreement_sentences(110, seed=77, paradigm=kind) if r["sentence_good"] not in trained]
+        fresh = [
+            r for r in testbed.agreement_sentences(110, seed=77, paradigm=kind) if r["sentence_good"] not in trained
+        ]
         assert len(fresh) >= 100
         if name != "causal":
-            assert prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
+            assert testbed.prefers_good(*loaded, fresh).double().mean() >= 0.95, kind
         elif usable := causal_records(loaded[1], fresh):
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
 
@@ -106,17 +98,17 @@ Causal = tuple[transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFa
 
 @pytest.fixture(scope="module")
 def causal() -> Causal:
-    return load_model("causal")
+    return testbed.load_model("causal")
 
 
 def test_causal_model_continues_prefixes(causal: Causal) -> None:
     trained = trained_sentences()
-    prefixes = agreement_sentences(330, seed=78, paradigm="relational_noun")
+    prefixes = testbed.agreement_sentences(330, seed=78, paradigm="relational_noun")
     fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
     assert len(fresh) == 300
     assert continues_well(*causal, fresh).double().mean() >= 0.97
     model, tokenizer = causal
-    records = causal_records(tokenizer, agreement_sentences(12))
+    records = causal_records(tokenizer, testbed.agreement_sentences(12))
     for record, logits in zip(records, next_logits(model, tokenizer, records, batch_size=5), strict=True):
         encoded = encode_record(tokenizer, record)
         prefix = encoded.encoding["input_ids"][:, : encoded.target]
@@ -126,7 +118,7 @@ def test_causal_model_continues_prefixes(causal: Causal) -> None:
 # Models of packages
 
 
-LOADED: Any = load_model("causal")
+LOADED: Any = testbed.load_model("causal")
 
 
 @pytest.fixture
@@ -135,14 +127,14 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     gguf = tmp_path / "package" / "weights.gguf"
     gguf.parent.mkdir()
     gguf.touch()
-    monkeypatch.setattr(models, "model_source", {**EMBEDDED, "smollm2": gguf}.get)
+    monkeypatch.setattr(testbed.models, "model_source", {**EMBEDDED, "smollm2": gguf}.get)
     cache = tmp_path / "cache"
     cache.mkdir()
     monkeypatch.setattr("huggingface_hub.cached_assets_path", lambda *names, **further: cache)
 
     def read(*names: Any, **options: Any) -> Any:
         assert options.pop("gguf_file") == "weights.gguf"
-        model = load_model("causal")[0]
+        model = testbed.load_model("causal")[0]
         model.config.quantization_config = {"quant_method": "gguf"}
         return model
 
@@ -159,7 +151,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
     with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
-        load_model(name)
+        testbed.load_model(name)
     for command in (["explain", "a"], ["study", "--grammar", "2", "--folder", str(tmp_path / "out")]):
         assert main([*command, "--model", name]) == 2
         assert str(caught.value) in capsys.readouterr().err.replace("\n", " ")
@@ -167,22 +159,22 @@ def test_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_file_is_converted_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokenizer = load_model("smollm2")
+    model, tokenizer = testbed.load_model("smollm2")
     assert all(map(torch.equal, model.state_dict().values(), LOADED[0].state_dict().values()))
     assert not hasattr(model.config, "quantization_config")
     assert tokenizer.get_vocab() == LOADED[1].get_vocab()
     assert list(converted.parent.iterdir()) == [converted]
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
-    load_model("smollm2")
+    testbed.load_model("smollm2")
 
 
 def test_interrupted_conversion_leaves_nothing(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.rename", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            load_model("smollm2")
+            testbed.load_model("smollm2")
     assert list(converted.parent.iterdir()) == []
-    load_model("smollm2")
+    testbed.load_model("smollm2")
 
 
 def test_two_processes_convert_at_once(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +183,11 @@ def test_two_processes_convert_at_once(converted: Path, monkeypatch: pytest.Monk
 
     def late(made: Path, folder: Path) -> None:
         monkeypatch.setattr("os.rename", own)
-        load_model("smollm2")
+        testbed.load_model("smollm2")
         own(made, folder)
 
     monkeypatch.setattr("os.rename", late)
-    load_model("smollm2")
+    testbed.load_model("smollm2")
     assert list(converted.parent.iterdir()) == [converted]
 
 
@@ -215,7 +207,7 @@ def test_script_writes_loadable_model(kind: str, blimp: Path, tmp_path: Path) ->
     """It reads texts of the greatest length, and its card states the command without the machine's paths."""
     script, more = SCRIPTS[kind]
     script.main(["--blimp", str(blimp), "--output", str(tmp_path / "m"), *TINY, *more])
-    model, tokenizer = load_model(str(tmp_path / "m"))
+    model, tokenizer = testbed.load_model(str(tmp_path / "m"))
     assert type(model).__name__ == kind
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (1, 16)
     weights = load_file(tmp_path / "m" / "model.safetensors")  # each once, in half precision
@@ -232,7 +224,7 @@ def test_script_writes_loadable_model(kind: str, blimp: Path, tmp_path: Path) ->
     assert str(blimp) not in json.dumps(card)
     if script is train_masked:
         figures = card["accuracy"]["held_out"]
-        measured = [figures[paradigm] for paradigm in HELD_OUT_PARADIGMS if paradigm in figures]
+        measured = [figures[paradigm] for paradigm in testbed.HELD_OUT_PARADIGMS if paradigm in figures]
         pairs = figures["overall"]["pairs"]
         assert pairs == sum(one["pairs"] for one in measured) == 5 * (PAIRS // 2) - figures["dropped"]
         right = sum(one["pairs"] * one["accuracy"] for one in measured)
@@ -241,8 +233,8 @@ def test_script_writes_loadable_model(kind: str, blimp: Path, tmp_path: Path) ->
 
 def test_training_pairs_leave_out_held_out(blimp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_masked, "GRAMMAR_SEED", BLIMP_SEED)
-    evaluation = {record["sentence_good"] for records in held_out(blimp).values() for record in records}
-    grammar = {record["sentence_good"] for record in agreement_sentences(5 * PAIRS, BLIMP_SEED)}
+    evaluation = {record["sentence_good"] for records in testbed.held_out(blimp).values() for record in records}
+    grammar = {record["sentence_good"] for record in testbed.agreement_sentences(5 * PAIRS, BLIMP_SEED)}
     assert grammar > evaluation
     pairs = train_masked.training_pairs(blimp, grammar_pairs=5 * PAIRS)
     assert {record["sentence_good"] for record in pairs} == grammar - evaluation

@@ -1,12 +1,11 @@
 """Pages for the tests: small maps with known numbers, opened in the system's Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +48,45 @@ def violations(page: Any) -> list[str]:
     # Without `preload`, axe-core does not request the style sheets a second time.
     found = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")["violations"]
     return [json.dumps([one["id"], [node["html"] for node in one["nodes"]][:3]]) for one in found]
+
+
+LOADING = {"src", "href", "action", "data", "poster", "background", "srcset", "formaction", "ping"}
+
+
+class Page(HTMLParser):
+    """The elements, text, addresses and visible cells of a page, and the same of the pages in its frames but cells."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags, self.loaded, self.rows = list[str](), list[str](), list[list[str]]()
+        self.text, self.hidden = "", False
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.hidden = self.hidden or "hidden" in dict(attrs)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        for name, value in attrs:
+            if name == "srcdoc":
+                inner = Page(value or "")
+                self.tags += inner.tags
+                self.text += inner.text
+                self.loaded += inner.loaded
+            elif (name in LOADING and not (value or "").startswith(("data:", "#"))) or name.startswith("on"):
+                self.loaded.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        # The end of <b> closes what is open inside it, in every browser.
+        self.hidden = self.hidden and tag not in ("b", "td", "span")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.rows and self.rows[-1] and not self.hidden:
+            self.rows[-1][-1] += data
 
 
 @contextmanager

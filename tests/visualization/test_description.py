@@ -34,7 +34,6 @@ from captum_vz.visualization import (
     read_provenance,
     save_figure,
     save_html,
-    terminal_text,
     weights_fingerprint,
 )
 from tests.documents import ROOT
@@ -71,32 +70,6 @@ def test_table_is_exported(tmp_path: Path) -> None:
     assert frame["source token"].tolist() == TOKENS
 
 
-def signed(model: nn.Module) -> Figure:
-    figure = draw_maps([MAP], TOKENS, token=0)
-    return add_provenance(
-        figure,
-        model=model,
-        name="mine",
-        method="value-zeroing",
-        text="日 <b>",
-        command=["captum-vz", "explain", "日 <b>"],
-    )
-
-
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_files_say_where_they_come_from(ending: str, tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    figure = signed(model)
-    figure.savefig(tmp_path / f"maps.{ending}")
-    found = read_provenance(tmp_path / f"maps.{ending}")
-    assert found["package"].startswith("captum_vz ")
-    assert found["weights"] == weights_fingerprint(model)
-    assert (found["model class"], found["model"], found["method"]) == ("Linear", "mine", "value-zeroing")
-    assert (found["text"], found["command"]) == ("日 <b>", "captum-vz explain '日 <b>'")
-    assert found["description"] == describe(figure).text
-    assert {key: value for key, value in found.items() if key != "description"} == describe(figure).provenance
-
-
 def test_same_numbers_give_the_same_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("matplotlib").rcParams, "svg.hashsalt", "0")
     for name in ("one.svg", "two.svg"):
@@ -117,10 +90,13 @@ def test_notebook_shows_the_figure() -> None:
 def test_figures_of_users_are_saved(tmp_path: Path) -> None:
     own = Figure()
     draw_maps([MAP], TOKENS, ax=own.subplots())
-    add_provenance(own, method="m", weather="fine")
-    save_figure(own, tmp_path / "own.png")
-    found = read_provenance(tmp_path / "own.png")
-    assert (found["method"], found["weather"]) == ("m", "fine")
+    add_provenance(own, model=nn.Linear(2, 2), name="mine", method="m", weather="fine")
+    for path in (tmp_path / "own.png", tmp_path / "own.svg"):
+        save_figure(own, path)
+        found = read_provenance(path)
+        told = ("Linear", "mine", "m", "fine")
+        assert tuple(found[name] for name in ("model class", "model", "method", "weather")) == told
+        assert {key: value for key, value in found.items() if key != "description"} == describe(own).provenance
     for record in ({}, {"captum_vz": '{"package"'}, {"captum_vz": '["package"]'}):
         own.savefig(tmp_path / "plain.png", metadata=record)
         with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
@@ -170,41 +146,30 @@ def test_hostile_tokens_are_in_files(ending: str, tmp_path: Path) -> None:
 WORDS = ["the", "pictures", "[MASK]"]
 
 
-def drawn() -> Figure:
-    return draw_maps([MAP], WORDS, 2, title="the title")
+def by_buffer(figure: Figure, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:])
+    path.write_bytes(buffer.getvalue())
 
 
-def words_of(svg: bytes) -> list[str]:
-    return ["".join(one.itertext()) for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+WAYS: dict[str, Callable[[Figure, Path], object]] = {
+    "path": lambda figure, path: figure.savefig(path),
+    "buffer": by_buffer,
+    "copied": lambda figure, path: deepcopy(figure).savefig(path),
+    "save_figure": save_figure,
+}
 
 
-def assert_camera_ready(pdf: bytes) -> None:
-    assert b"/FontFile2" in pdf  # a TrueType font
-    assert not re.search(rb"/Type3\b", pdf)
-
-
-def saved(figure: Figure, kind: str, way: str, folder: Path) -> bytes:
-    path, buffer = folder / f"figure.{kind}", io.BytesIO()
-    match way:
-        case "path":
-            figure.savefig(path)
-            return path.read_bytes()
-        case "buffer":
-            figure.savefig(buffer, format=kind)
-        case "copied":
-            deepcopy(figure).savefig(buffer, format=kind)
-        case "save_figure":
-            save_figure(figure, path)
-            return path.read_bytes()
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("way", ["path", "buffer", "copied", "save_figure"])
+@pytest.mark.parametrize("way", WAYS)
 def test_any_way_of_saving(way: str, tmp_path: Path) -> None:
     before = dict(rcParams)
-    figure = drawn()
-    assert_camera_ready(saved(figure, "pdf", way, tmp_path))
-    assert {*WORDS, "the title", "source token"} <= set(words_of(saved(figure, "svg", way, tmp_path)))
+    figure = draw_maps([MAP], WORDS, 2, title="the title")
+    for ending in ("pdf", "svg"):
+        WAYS[way](figure, tmp_path / f"figure.{ending}")
+    pdf, svg = (tmp_path / "figure.pdf").read_bytes(), ElementTree.parse(tmp_path / "figure.svg")
+    assert b"/FontFile2" in pdf and not re.search(rb"/Type3\b", pdf)  # a TrueType font
+    shown = {"".join(one.itertext()) for one in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert {*WORDS, "the title", "source token"} <= shown
     assert dict(rcParams) == before
 
 
@@ -289,11 +254,11 @@ over = partial(draw_image, image=IMAGE)
         (lambda: maps(minus=([torch.eye(1)], ["a"])), "'b' has no partner"),
         (lambda: maps(minus=([ONE] * 2, TWO)), "minus has the maps"),
         (lambda: maps(minus=(ONE,)), r"pass \(maps, tokens\)"),
-        (lambda: draw_row([], TWO), "at least one layer, got none"),
         (lambda: draw_row([ONE], TWO), "pass token, the output token"),
+        (lambda: draw_row([], TWO), "at least one layer, got none"),
         (lambda: draw_row([ONE[0]], TWO, scale="panel"), "pass one of 'shared', 'row', 'root'"),
-        (lambda: draw_comparison({}, TWO), "at least one method, got none"),
         (lambda: draw_comparison({"m": ONE[0]}, TWO, truth=torch.rand(3)), r"got \(3,\)"),
+        (lambda: draw_comparison({}, TWO), "at least one method, got none"),
         (lambda: draw_route([], TWO, 0), "at least one layer, got none"),
         (lambda: draw_route([-ONE], TWO, 0), "pass maps of shares, whose rows sum to 1"),
         (lambda: draw_route([ONE * 2], TWO, 0), "a sum of up to 2"),
@@ -307,11 +272,10 @@ over = partial(draw_image, image=IMAGE)
         (lambda: image_grid(torch.rand(4), torch.rand(4, 4)), r"image is \(4, 4\)"),
         (lambda: image_grid(torch.rand(30), torch.rand(3, 7, 100)), r"make no grid .*: pass grid=\(rows, columns\)"),
         (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "too few for a grid of 3 by 3"),
-        (lambda: over([]), "at least one layer, got none"),
         (lambda: over([torch.eye(17)]), "pass token"),
+        (lambda: over([]), "at least one layer, got none"),
         (lambda: over([torch.rand(17)], scale="log"), "scale is 'log'"),
         (lambda: save_html([], "page.html"), "at least one record, got none"),
-        (lambda: terminal_text(TWO, torch.tensor([1.0, -1]), signed=False), "bars begin at 0: pass signed=True"),
     ],
 )
 def test_wrong_arguments_of_pictures(call: Callable[[], Any], message: str) -> None:

@@ -1,7 +1,6 @@
 """Records are tested by what Captum draws, pages by what a parser of HTML reads, terminals by characters."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -10,36 +9,10 @@ from captum.attr import visualization
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import save_html, terminal_text, text_record
+from tests.view.pages import Page
 
 # What hides the brackets that Captum writes around a probability.
 NOTHING = '<span hidden style="display:none"> ()'
-
-
-class Page(HTMLParser):
-    """The visible text of each cell, and the tags, of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: list[str] = []
-        self.hidden = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.hidden = self.hidden or "hidden" in dict(attrs)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        # The end of <b> closes what is open inside it, in every browser.
-        self.hidden = self.hidden and tag not in ("b", "td", "span")
-
-    def handle_data(self, data: str) -> None:
-        if self.rows and self.rows[-1] and not self.hidden:
-            self.rows[-1][-1] += data
 
 
 def drawn_by_captum(record: visualization.VisualizationDataRecord) -> str:
