@@ -228,7 +228,8 @@ def generate(options: argparse.Namespace) -> None:
     if options.html is not None:
         view = found.view(place, mask=mask, title=f"{options.text} … {found.text}")
         told = f"{options.model} continues the text ({', '.join(filter(None, [name, method.scope(place)]))})."
-        save_page(replace(view, subtitle=told, about=page_origin(options, subject.model)).html(), options.html)
+        view = replace(view, subtitle=told, about=view.about | page_origin(options, subject.model))
+        save_page(view.html(), options.html)
     if options.json:
         about: dict[str, Any] = {"model": options.model, "method": name, "residual": method.residual}
         print(json.dumps({**found.to_dict(mask), **about}))

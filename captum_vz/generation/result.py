@@ -316,8 +316,15 @@ class GenerationAttribution(Explanation):
         kept = self._kept(mask)
         shown = [*kept, *range(len(self.prompt.ids), len(self.tokens))]
         scores = self.all_scores[:, shown]
+        methods = {self.method: {name: scores[..., index] for index, name in enumerate(self.layers)}}
+        if self.deciding:
+            name, part = list(self.parts.items())[1]
+            methods[name] = {"the layer that decides": torch.stack([row.scores for row in part.rows])[:, shown]}
+            layers = zip(self.generated.labels, self.deciding, strict=True)
+            told = ", ".join(f"{token} {'none' if one is None else one}" for token, one in layers)
+            about = {**(about or {}), f"layer of {name} that decides": told}
         return view(
-            {self.method: {name: scores[..., index] for index, name in enumerate(self.layers)}},
+            methods,
             self.generated.labels,
             columns=[self.tokens[i] for i in shown],
             offset=len(kept),

@@ -246,6 +246,19 @@ def test_picture_has_all_scores() -> None:
     assert torch.equal(drawn(found.plot(mask=mask, prefix=True)), expected)
 
 
+def test_view_has_the_layers_that_decide() -> None:
+    model, tokenizer = case_of("gpt2").model, tokenizer_of_words()
+    found = attribute_generation((model, tokenizer), TEXT, generated=NEW, layer="deciding")
+    alone = found_by()
+    page, mask = found.view(), found.mask("special")
+    assert [one.name for one in page.methods] == ["decision", "value-zeroing"]
+    (panel,) = found.view(mask=mask).methods[1].panels
+    for step, layer in enumerate(found.deciding):
+        row = alone.all_scores[step, :, layer][[*(~mask).tolist(), *[True] * len(found.generated.labels)]]
+        torch.testing.assert_close(panel.scores[step].float(), (row / row.sum()).float())
+        assert f"{found.generated.labels[step]} {layer}" in page.about["layer of value-zeroing that decides"]
+
+
 def test_view_leaves_out_the_mask() -> None:
     found = found_by()
     mask = found.mask("special", "punctuation")
