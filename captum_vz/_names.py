@@ -22,6 +22,8 @@ EXTRA_METHODS: Final = (
 )
 #: All names of the registry of methods, whose import takes seconds. A test compares them.
 METHODS: Final = (*DEFAULT_METHODS, *EXTRA_METHODS)
+#: The models that have a name of their own, compared in the same way.
+MODELS: Final = ("agreement", "six-layers", "pre-norm", "causal", "minilm", "smollm2")
 #: The methods that :func:`~captum_vz.study.compare` shows by default: the columns fit on a page.
 COMPARED_METHODS: Final = (
     *("value-zeroing", "value-zeroing-rollout", "value-zeroing-effect", "attention-rollout", "alti"),

@@ -21,6 +21,7 @@ import captum_vz
 from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
+from captum_vz.testbed.models import NAMES
 from tests.command import Output, alone_in, ran, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -142,6 +143,10 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) ->
         (["explain", SENTENCE, "--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of "),
         (["explain", SENTENCE, "--output", "x", "--html", "x"], "x is the name of two files"),
         (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
+        (
+            ["explain", SENTENCE, "--model", "agreemnt"],
+            "--model: there is no model 'agreemnt' (did you mean agreement?)",
+        ),
         (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
         (["explain", SENTENCE, "--words", "--clauses"], "--clauses: not allowed with argument --words"),
@@ -253,6 +258,7 @@ def test_version_bare_command_and_names(capsys: Output) -> None:
         assert err == ""
     # The command names methods before it imports them.
     assert set(options.METHODS) == set(REGISTRY)
+    assert options.MODELS == NAMES
 
 
 @pytest.mark.parametrize("arguments", [["explain", "--help"], ["study", "--help"], ["explian"]])

