@@ -21,7 +21,7 @@ import captum_vz
 from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
-from captum_vz.testbed.models import NAMES
+from captum_vz.testbed.models import EMBEDDED, PACKAGED
 from tests.command import Output, alone_in, ran, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -258,7 +258,7 @@ def test_version_bare_command_and_names(capsys: Output) -> None:
         assert err == ""
     # The command names methods before it imports them.
     assert set(options.METHODS) == set(REGISTRY)
-    assert options.MODELS == NAMES
+    assert (*EMBEDDED, *PACKAGED) == options.MODELS
 
 
 @pytest.mark.parametrize("arguments", [["explain", "--help"], ["study", "--help"], ["explian"]])

@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from captum_vz._names import MODELS
 from captum_vz.cli import main
 from captum_vz.testbed import load_model
-from captum_vz.testbed.models import NAMES
 from tests.command import Output, refused
 from tests.explaining.models import byte_tokenizer
 from tests.reference.case import BEFORE_5
@@ -235,7 +235,7 @@ def test_unreachable_hub_is_told(name: str, tmp_path: Path, capsys: Output) -> N
     for command in (["explain", SENTENCE, "--model", name], study):
         told = refused(capsys, *command)
         assert f"cannot load the model {name!r}: there is no such folder, and the Hugging Face hub cannot be" in told
-        assert all(own in told for own in NAMES)
+        assert all(own in told for own in MODELS)
     assert not (tmp_path / "out").exists()
 
 

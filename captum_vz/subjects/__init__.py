@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from captum_vz import find_layers
+from captum_vz._names import MODELS
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
 from captum_vz.subjects.loading import find_models, load
 from captum_vz.subjects.sentences import Embedding, of_folder, of_sentence_transformer
-from captum_vz.testbed.models import NAMES
 
 TAKEN = (
-    f"pass the name of a folder or of a model ({', '.join(NAMES)}), a model of transformers with tokenizer=, both as a "
-    "pair, a pipeline of transformers, or a SentenceTransformer"
+    f"pass the name of a folder or of a model ({', '.join(MODELS)}), a model of transformers with tokenizer=, both as "
+    "a pair, a pipeline of transformers, or a SentenceTransformer"
 )
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import huggingface_hub
 import transformers
 
+from captum_vz._names import MODELS
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import heads
-from captum_vz.testbed.models import NAMES, load_model, model_source, quiet
+from captum_vz.testbed.models import load_model, model_source, quiet
 
 AGREEMENT, CAUSAL, MINILM = "agreement", "causal", "minilm"
 
@@ -79,7 +80,7 @@ def _find(source: str, hub: bool = True) -> tuple[str, bool]:
         why = "cannot be reached, or is switched off" if answer is None else "has no such model"
         raise ArgumentError(
             f"cannot load the model {source!r}: there is no such folder, and the Hugging Face hub {why}. Other names "
-            f"are {', '.join(NAMES)}."
+            f"are {', '.join(MODELS)}."
         )
     return source, answer is None
 

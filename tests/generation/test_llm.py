@@ -156,8 +156,8 @@ EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
         (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves out"),
         (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "pass 'log_prob', 'prob' or None"),
         (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "explains no probability"),
-        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),  # type: ignore[arg-type]
-        (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),  # type: ignore[arg-type]
+        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),
+        (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),
     ],
 )
 def test_wrong_arguments_are_refused(call: Callable[[], Any], message: str) -> None:
