@@ -109,17 +109,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some tokens of a text, which the model reads alone.
+    """Some tokens of a text, which the model reads alone."""
 
-    Attributes:
-        inputs: What the model takes, by keyword, for the only example.
-        places: The positions of the tokens in the text. None: the number of tokens is known after the model has run.
-        window: The tokens `(start, stop)` between the fixed ones, such as [CLS], that all pieces have.
-    """
-
-    inputs: dict[str, Tensor]
-    places: tuple[int, ...] | None = None
-    window: tuple[int, int] = (0, 0)
+    inputs: dict[str, Tensor]  # what the model takes, by keyword, for the only example
+    places: tuple[int, ...] | None = None  # the tokens' positions in the text; None: known after the model has run
+    window: tuple[int, int] = (0, 0)  # the tokens `(start, stop)` between the fixed ones, such as [CLS], of all pieces
 
     def local(self, place: int) -> int:
         """The position in the piece of a position in the text."""
@@ -128,29 +122,17 @@ class Piece:
 
 @dataclass
 class Input:
-    """One input as methods take it. Lists have an entry for each token. They are empty for an image or a sound.
-
-    Attributes:
-        subject: The model.
-        pieces: The text in pieces: one, or windows.
-        token: The position of the explained token.
-        names: The tokens as a person reads them; if groups are explained, the word of each token.
-        text: The tokens, and the words that they form.
-        second: Whether each token is of the second text.
-        member: The group of each token whose tokens are explained together: words, clauses or sentences. Empty: none.
-        given: What the model predicts and the target, if they do not follow from the output.
-        told: Sentences about how the target and the foil are read.
-    """
+    """One input as methods take it. Lists have an entry for each token. They are empty for an image or a sound."""
 
     subject: Subject
-    pieces: list[Piece]
-    token: int
-    names: Sequence[str] = ()
+    pieces: list[Piece]  # the text in pieces: one, or windows
+    token: int  # the position of the explained token
+    names: Sequence[str] = ()  # the tokens as a person reads them; if groups are explained, the word of each token
     text: TokenText = field(default_factory=lambda: TokenText((), (), (), (), (), ()))
-    second: Sequence[bool] = ()
-    member: Sequence[int] = ()
-    given: tuple[Predictions, Any] | None = None
-    told: dict[str, None] = field(default_factory=dict)
+    second: Sequence[bool] = ()  # whether each token is of the second text
+    member: Sequence[int] = ()  # the word, clause or sentence of each token, if these are explained; empty: tokens are
+    given: tuple[Predictions, Any] | None = None  # predictions and target, if they do not follow from the output
+    told: dict[str, None] = field(default_factory=dict)  # sentences about how the target and the foil are read
 
     @cached_property
     def numbers(self) -> dict[str, Tensor]:

@@ -25,27 +25,16 @@ LONGEST_ANSWER = 30  # tokens
 
 @dataclass(frozen=True)
 class Target:
-    """What a row of an explanation explains.
+    """What a row of an explanation explains."""
 
-    Attributes:
-        name: A label, a word and its label, the start of an answer.
-        token: The position of the token whose row methods with maps show.
-        field: The tensor of the model's output that holds the explained number; empty for a model without a head.
-        entry: The class in that tensor. None: the tensor has one number for each token.
-        foil: The class whose number is subtracted.
-        of_token: Whether the tensor has an axis of tokens.
-        read: A function that reads the explained number from an output, `(batch,)`. None: it is in the tensor.
-        value: The explained number. None: nobody asked the model.
-    """
-
-    name: str
-    token: int
-    field: str = "logits"
-    entry: int | None = None
-    foil: int | None = None
-    of_token: bool = True
-    read: Callable[[Any], Tensor] | None = None
-    value: float | None = None
+    name: str  # a label, a word and its label, the start of an answer
+    token: int  # the position of the token whose row methods with maps show
+    field: str = "logits"  # the tensor of the output that holds the explained number; empty for a model without a head
+    entry: int | None = None  # the class in that tensor; None: it has one number for each token
+    foil: int | None = None  # the class whose number is subtracted
+    of_token: bool = True  # whether the tensor has an axis of tokens
+    read: Callable[[Any], Tensor] | None = None  # reads the number from an output; None: it is in the tensor
+    value: float | None = None  # the explained number; None: nobody asked the model
 
     def asked(self, place: int) -> dict[str, Any]:
         """The target and the foil of a method's question, for the token at `place`."""

@@ -7,23 +7,17 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from captum_vz.cli.output import check_files, check_folder, name_files, save_page
 from captum_vz.errors import ArgumentError
 from captum_vz.methods import load_plugin
-from captum_vz.study import run_study
+from captum_vz.study import Study, run_study
 from captum_vz.study.examples import Example, evenly, read_csv, read_jsonl
 from captum_vz.study.examples.blimp import select_blimp
 from captum_vz.study.scoring.metrics import given_metrics
 from captum_vz.testbed import agreement_sentences
 from captum_vz.testbed.models import EMBEDDED
 from captum_vz.visualization.forms import heading, html_table, page, paragraph, picture
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from captum_vz.study import Study
 
 
 def study(options: argparse.Namespace) -> None:
@@ -95,13 +89,9 @@ def _page(study: Study, notes: Sequence[str], metrics: Sequence[str]) -> str:
     parts += map(paragraph, study.lines(metrics))
     for metric in metrics:
         parts.append(picture(study.plot(metric), f"{metric} by layer and in the last layer, as in the table"))
-    repeat = [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []
-    return page("Study", *parts, *_skipped(study.skipped), *repeat)
-
-
-def _skipped(skipped: DataFrame) -> list[str]:
-    if skipped.empty:
-        return []
-    counts = skipped.groupby(["model", "skipped"], sort=False).size()
-    rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
-    return [heading("Skipped"), html_table("Why examples were skipped", ["model", "reason", "rows"], rows)]
+    counts = study.skipped.groupby(["model", "skipped"], sort=False).size()
+    if len(counts):
+        rows = [[model, reason, str(count)] for (model, reason), count in counts.items()]
+        parts += [heading("Skipped"), html_table("Why examples were skipped", ["model", "reason", "rows"], rows)]
+    parts += [heading("To repeat this"), *map(paragraph, study.repeat)] if study.repeat else []
+    return page("Study", *parts)

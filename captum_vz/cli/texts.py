@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from captum_vz.generation.attribute import default_method
 from captum_vz.methods import COMPARED_METHODS, DECIDING, DEEP, DEFAULT_METHODS, METHODS
 from captum_vz.result import Explanation
 from captum_vz.result.words import KINDS
-from captum_vz.study.comparison import choose_foil, truth_of, with_truth
+from captum_vz.study.comparison import Truth, choose_foil, truth_of, with_truth
 from captum_vz.study.comparison import compare as compared
 from captum_vz.subjects import Subject, subject_of, text_subject_of
 from captum_vz.subjects.heads import is_encoder_decoder
@@ -28,9 +28,6 @@ from captum_vz.subjects.loading import AGREEMENT
 from captum_vz.subjects.texts import check_prompt, prepare_text, warn_of_text
 from captum_vz.visualization.forms import bar, columns_of, page, paragraph, text_table
 from captum_vz.visualization.tokens import printable
-
-if TYPE_CHECKING:
-    from captum_vz.study.comparison import Truth
 
 STRONGEST, AGREES = 3, "agrees"  # tokens in a line, the head of a column
 WIDEST: Final = 80  # columns of a line of several tokens

@@ -86,27 +86,16 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """The token ids of one prompt, without padding, and those of its continuation.
+    """The token ids of one prompt, without padding, and those of its continuation."""
 
-    Attributes:
-        ids: The prompt. In a model with an encoder, the tokens of the encoder.
-        sections: The parts of the prompt with their names, such as the messages of a chat.
-        text: The text that was converted to the ids. None: the ids were given, or made by a chat template.
-        rest: The tokens after `prompt_length`. None: no `prompt_length` was given.
-        read: Further inputs of the model, by the names of its arguments, such as the pixels of an image.
-        names: For an encoder that reads an image or sound, a name for each of its states. All ids are then -1.
-        start: The tokens with which the decoder starts, in a model with an encoder. Otherwise empty.
-        generated: The tokens of the continuation; empty until the text is finished.
-    """
-
-    ids: Ids
-    sections: tuple[Section, ...] = ()
-    text: str | None = None
-    rest: Ids | None = None
-    read: Mapping[str, Tensor] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    start: Ids = ()
-    generated: Ids = ()
+    ids: Ids  # the prompt; in a model with an encoder, the tokens of the encoder
+    sections: tuple[Section, ...] = ()  # the named parts of the prompt, such as the messages of a chat
+    text: str | None = None  # what was converted to the ids; None: they were given, or made by a chat template
+    rest: Ids | None = None  # the tokens after `prompt_length`; None: it was not given
+    read: Mapping[str, Tensor] = field(default_factory=dict)  # further inputs by name, such as the pixels of an image
+    names: tuple[str, ...] = ()  # of the states of an encoder that reads an image or sound; all ids are then -1
+    start: Ids = ()  # the tokens with which the decoder of a model with an encoder starts
+    generated: Ids = ()  # the tokens of the continuation; empty until the text is finished
 
     @property
     def conditions(self) -> Ids:

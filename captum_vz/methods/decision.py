@@ -34,18 +34,13 @@ class DecisionMethod(Method):
     Both views err, and seldom together. Of texts whose deciding word is known, it has the largest score in SmolLM2 and
     in Gemma 3 by the effect in 0.89 and 0.98, by the relevance in 0.98 and 0.93, and by their mean in 0.97 and 1.00.
     For a next word without a foil, R is the relevance of its log-probability.
-
-    Attributes:
-        effect: What the output loses without a token's values.
-        relevance: What goes back to a token by rules for each operation, if attention weights are constants.
-        without_foil: The same for the log-probability of a next word, also through attention weights.
     """
 
     explains_output = True
 
-    effect: Method
-    relevance: Method
-    without_foil: Method
+    effect: Method  #: what the output loses without a token's values
+    relevance: Method  #: what goes back to a token by rules for each operation, if attention weights are constants
+    without_foil: Method  #: the same for the log-probability of a next word, also through attention weights
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The mean, or one view if the other refuses the model."""
@@ -92,16 +87,12 @@ class DecidingMethod(Method):
     """For each row that of the layer in which the token reads what the decision rests on.
 
     See :func:`~captum_vz.functional.deciding_layer`.
-
-    Attributes:
-        of_layers: A method with a map for each layer.
-        decision: What says on which tokens the decision rests.
     """
 
     explains_output = True
 
-    of_layers: Method
-    decision: Method
+    of_layers: Method  #: a method with a map for each layer
+    decision: Method  #: what says on which tokens the decision rests
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The chosen rows."""

@@ -84,15 +84,11 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class ForeignMethod(kinds.MadeMethod):
-    """Scores from code of a user, which may have any form, and are checked: from a function of a :class:`Batch`.
-
-    Attributes:
-        layered: Whether there is a tensor for each layer.
-    """
+    """Scores from code of a user, which may have any form, and are checked: from a function of a :class:`Batch`."""
 
     is_foreign = True
 
-    layered: bool = field(default=False, kw_only=True)
+    layered: bool = field(default=False, kw_only=True)  #: whether there is a tensor for each layer
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The scores, those of a feature added up."""
@@ -164,14 +160,10 @@ class ObjectMethod(ForeignMethod):
 
 @dataclass(frozen=True, eq=False)
 class BuiltMethod(Method):
-    """A function of the model and its layers that builds the method.
-
-    Attributes:
-        each_layer: Whether what it builds returns one tensor for each layer, if it is code of a user.
-    """
+    """A function of the model and its layers that builds the method."""
 
     build: Callable[..., Any]
-    each_layer: bool = False
+    each_layer: bool = False  #: whether what it builds returns one tensor for each layer, if it is code of a user
 
     def of(self, subject: Subject) -> Method:
         """The method for this model."""

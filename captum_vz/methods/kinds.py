@@ -24,13 +24,9 @@ from captum_vz.subjects import Subject
 
 @dataclass(frozen=True, eq=False)
 class MadeMethod(Method):
-    """The base of methods that are made for each model.
+    """The base of methods that are made for each model."""
 
-    Attributes:
-        kind: A class, a function of the model and its layers that makes an object, or an object of the user.
-    """
-
-    kind: Any
+    kind: Any  #: a class, a function of the model and its layers that makes an object, or an object of the user
 
 
 class MapMethod(MadeMethod):
@@ -82,17 +78,12 @@ class LayerMethod(MapMethod):
 
 @dataclass(frozen=True, eq=False)
 class JoinedMethod(MapMethod):
-    """The joined maps of the layers, up to each layer.
-
-    Attributes:
-        maps: The class of the maps, which several methods then compute once. None: those of `kind`.
-        layered: Whether maps are joined up to each layer. Otherwise only through all layers, because it is slow.
-    """
+    """The joined maps of the layers, up to each layer."""
 
     joins = True
 
-    maps: Any = None
-    layered: bool = True
+    maps: Any = None  #: the class of the maps, which several methods then compute once; None: those of `kind`
+    layered: bool = True  #: whether maps are joined up to each layer; else only through all layers, because it is slow
 
     @property
     def residual(self) -> float | str | None:
@@ -167,15 +158,11 @@ class OutputMethod(MadeMethod):
 
 @dataclass(frozen=True, eq=False)
 class EffectMethod(OutputMethod):
-    """The effect of values on the output.
-
-    Attributes:
-        layered: Whether each layer is explained alone, and not all at once.
-    """
+    """The effect of values on the output."""
 
     takes_features = True
 
-    layered: bool = False
+    layered: bool = False  #: whether each layer is explained alone, and not all at once
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The effects of :class:`~captum_vz.ValueZeroingEffect`, of all layers at once or of each alone."""
@@ -209,13 +196,9 @@ class LogitMethod(OutputMethod):
 
 @dataclass(frozen=True, eq=False)
 class GradientMethod(OutputMethod):
-    """A class of Captum on the word embeddings, or a :class:`~captum_vz.TokenAttribution`.
+    """A class of Captum on the word embeddings, or a :class:`~captum_vz.TokenAttribution`."""
 
-    Attributes:
-        reduce: How the entries of a token's vector are joined: "sum", which keeps signs, or "l2".
-    """
-
-    reduce: Any = "sum"
+    reduce: Any = "sum"  #: how the entries of a token's vector are joined: "sum", which keeps signs, or "l2"
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
         """The joined entries of each token's vector."""

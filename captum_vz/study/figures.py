@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -24,9 +25,6 @@ from captum_vz.visualization.pictures.scales import ink_on, luminance
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 #: The width of one column in print, in inches, the size of the letters in it, in points, and dots per inch.

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from matplotlib.figure import Figure, FigureBase
 
@@ -25,8 +25,6 @@ from captum_vz.visualization.pictures.files import add_provenance, root_figure
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
-
-if TYPE_CHECKING:
     from pandas import DataFrame
 
 AnyFigure = TypeVar("AnyFigure", bound=FigureBase)

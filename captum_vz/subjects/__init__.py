@@ -26,25 +26,15 @@ TAKEN = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is explained.
+    """A model that is explained."""
 
-    Attributes:
-        model: The model of transformers.
-        forward: What is run, by keyword: the model, or a function around it.
-        layers: The layers whose values are zeroed.
-        tokenizer: Makes the inputs of a text. None: images or sound.
-        processor: Makes the inputs of an image or of sound.
-        task: What the model does, see :mod:`captum_vz.subjects.heads`.
-        name: What the user calls it: the name or the folder, else the name of its class.
-    """
-
-    model: Any
-    forward: Callable[..., Any]
-    layers: list[nn.Module]
-    tokenizer: Any
-    processor: Any = None
-    task: str = heads.ENCODER
-    name: str = ""
+    model: Any  #: the model of transformers
+    forward: Callable[..., Any]  #: what is run, by keyword: the model, or a function around it
+    layers: list[nn.Module]  #: the layers whose values are zeroed
+    tokenizer: Any  #: makes the inputs of a text; None: images or sound
+    processor: Any = None  #: makes the inputs of an image or of sound
+    task: str = heads.ENCODER  #: what the model does, see :mod:`captum_vz.subjects.heads`
+    name: str = ""  #: what the user calls it: the name or the folder, else the name of its class
 
     @property
     def device(self) -> torch.device:

@@ -21,23 +21,14 @@ QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")  # the prompts o
 
 @dataclass(frozen=True)
 class Embedding:
-    """What makes embeddings `(batch, d)` of tokens, as sentence-transformers does.
+    """What makes embeddings `(batch, d)` of tokens, as sentence-transformers does."""
 
-    Attributes:
-        run: Takes the inputs by keyword, and `prompt_length`: how many tokens pooling may leave out.
-        prompts: The texts that are put before a text, by their names.
-        default: The name of the prompt of all texts. None: there is none.
-        length: How many tokens of a prompt the pooling leaves out, from the prompt.
-        own: The model's own embedding of a text after a prompt. None: `run` is all that it has.
-        chosen: The names that the user chose for a text and for the second one; an empty name is no prompt.
-    """
-
-    run: Callable[..., Tensor]
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-    length: Callable[[str], int | None] = lambda prompt: None
-    own: Callable[[str, str], Tensor] | None = None
-    chosen: tuple[str, str] | None = None
+    run: Callable[..., Tensor]  # takes inputs by keyword, and `prompt_length`: how many tokens pooling may leave out
+    prompts: Mapping[str, str] = field(default_factory=dict)  # the texts that are put before a text, by their names
+    default: str | None = None  # the name of the prompt of all texts
+    length: Callable[[str], int | None] = lambda prompt: None  # how many tokens of a prompt the pooling leaves out
+    own: Callable[[str, str], Tensor] | None = None  # the model's embedding of a text and a prompt; None: only `run`
+    chosen: tuple[str, str] | None = None  # the user's names for a text and for the second one; empty: no prompt
 
     def __call__(self, **inputs: Any) -> Tensor:
         """The embeddings of tokens without a prompt."""

@@ -22,17 +22,11 @@ ENDS: Final = {"cls": True, "bos": True, "sep": False, "eos": False}
 
 @dataclass(frozen=True)
 class PreparedText:
-    """One text, ready for a model.
+    """One text, ready for a model."""
 
-    Attributes:
-        inputs: What the tokenizer returned, `(1, tokens)` each, on the model's device.
-        tokens: The tokens as a person reads them, special tokens included.
-        token: The position of the token to explain, not negative.
-    """
-
-    inputs: dict[str, Tensor]
-    tokens: tuple[str, ...]
-    token: int
+    inputs: dict[str, Tensor]  #: what the tokenizer returned, `(1, tokens)` each, on the model's device
+    tokens: tuple[str, ...]  #: the tokens as a person reads them, special tokens included
+    token: int  #: the position of the token to explain, not negative
 
 
 def prepare_text(

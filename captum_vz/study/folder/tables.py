@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,26 +21,16 @@ from captum_vz._files import write_whole
 from captum_vz.errors import needs_extra
 from captum_vz.metrics import Difference, compare_pairs
 from captum_vz.metrics.intervals import summarize_many
+from captum_vz.study import folder as store
 from captum_vz.study.examples import Example
-from captum_vz.study.folder import (
-    ALL,
-    Block,
-    blocks_of,
-    changing,
-    check_weights,
-    digest,
-    read_examples,
-    stem_of,
-)
+from captum_vz.study.folder import ALL, Block
 from captum_vz.study.scoring import COLUMNS, OUT_OF_MEMORY, Row
 
 with needs_extra("captum_vz.study", "study"):
     import pandas as pd
     import pyarrow as pa
-    from pyarrow import compute, parquet
-
-if TYPE_CHECKING:
     from pandas import DataFrame
+    from pyarrow import compute, parquet
 
 STORED: Final = ("example", "method", "layer", "deciding", "tokens", "target", "cue", "content", "scores")
 KEY: Final = ["example", "method", "layer", "metric"]
@@ -124,8 +114,8 @@ def add_rows(
     """
     methods = [method for method, names in lacking.items() if SCORES in names]
     pairs = [(method, metric) for method, names in lacking.items() for metric in names if metric != SCORES]
-    with changing(folder) as settings:
-        check_weights(folder, settings, model, made["weights"])
+    with store.changing(folder) as settings:
+        store.check_weights(folder, settings, model, made["weights"])
         before = part_of(folder, settings, model, block)
         held: dict[str, Any] = {"methods": {}, "metrics": {}}
         tables = {name: schema.empty_table() for name, schema in TABLES.items()}
@@ -151,7 +141,7 @@ def add_rows(
         values = pd.concat([values[~gone], added], ignore_index=True).drop_duplicates(KEY, keep="last")
         tables = {"scores": scores, "values": pa.Table.from_pandas(values, TABLES["values"], preserve_index=False)}
 
-        key, stem = digest(holds)[:16], stem_of(settings, model, block)
+        key, stem = store.digest(holds)[:16], store.stem_of(settings, model, block)
         files = {name: write_table(folder, f"{name}/{stem}", table) for name, table in tables.items()}
         no_memory = values[values["skipped"].str.startswith(OUT_OF_MEMORY, na=False)]
         again = sorted(map(list, set(_pairs(no_memory))))
@@ -191,10 +181,10 @@ class Values(NamedTuple):
 
 def parts_of(folder: Path, settings: Mapping[str, Any], model: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     """The finished parts of a model, with their examples."""
-    for block in blocks_of(settings):
+    for block in store.blocks_of(settings):
         part = part_of(folder, settings, model, block)
         if part is not None:
-            yield read_examples(folder, block), part
+            yield store.read_examples(folder, block), part
 
 
 def _keyed(table: DataFrame, examples: Sequence[Example], settings: Mapping[str, Any]) -> DataFrame:

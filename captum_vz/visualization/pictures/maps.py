@@ -15,19 +15,9 @@ from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures import axes, scales
 from captum_vz.visualization.pictures.axes import Chosen, Words
 from captum_vz.visualization.pictures.files import Content, Picture, largest, root_figure, set_content
-from captum_vz.visualization.pictures.scales import (
-    BAR_ROOM,
-    LONGEST_BAR,
-    Scale,
-    add_colorbar,
-    bar_room,
-    draw_colorbar,
-    make_scale,
-    rollouts,
-)
 from captum_vz.visualization.tokens import one_example, position_of
 
 # In inches. A cell is as high as a line of text.
@@ -124,7 +114,8 @@ def draw_maps(
         panels = _difference(panels, _merged(minus[0], other, other, heads), other.labels)
         label = f"{label}, first text minus second"
     drawn = list(panels.scores.values())
-    colors = make_scale(drawn, scale, vmax, [panels.counted(one) for one in drawn], rollouts(panels.scores))
+    counted = [panels.counted(one) for one in drawn]
+    colors = scales.make_scale(drawn, scale, vmax, counted, scales.rollouts(panels.scores))
     named = colors.label(label)
     if ax is not None:
         return _draw_into(ax, panels, colors, label, named)
@@ -137,12 +128,12 @@ def draw_maps(
     edges = [(index + across >= len(drawn), index % across == 0) for index in range(len(drawn))]
     _draw_panels(given, edges, panels, colors, label, font)
     _name_axes(figure, across)
-    add_colorbar(figure, colors, named, size[0] < axes.NARROW_PAGE)
+    scales.add_colorbar(figure, colors, named, size[0] < axes.NARROW_PAGE)
     axes.crop(figure, title)
     return figure
 
 
-def _draw_into(ax: Any, panels: Panels, colors: Scale, label: str, named: str) -> Figure:
+def _draw_into(ax: Any, panels: Panels, colors: scales.Scale, label: str, named: str) -> Figure:
     """Draw into axes of a user, with names and labels at the left and lower edges of a grid."""
     given = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
     if len(given) != (count := len(panels.scores)):
@@ -153,12 +144,12 @@ def _draw_into(ax: Any, panels: Panels, colors: Scale, label: str, named: str) -
     for panel, (is_lowest, is_first) in zip(given, edges, strict=True):
         panel.set_xlabel(_ACROSS if is_lowest else "", fontsize=axes.FONT_SIZE)
         panel.set_ylabel(_DOWN if is_first else "", fontsize=axes.FONT_SIZE)
-    draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, named, axes.size_of(given[-1])[1])
+    scales.draw_colorbar(given[-1].inset_axes((1.03, 0, 0.05, 1)), colors, named, axes.size_of(given[-1])[1])
     return root_figure(given[-1].figure)
 
 
 def _draw_panels(
-    given: list[Axes], edges: list[tuple[bool, bool]], panels: Panels, colors: Scale, label: str, font: float
+    given: list[Axes], edges: list[tuple[bool, bool]], panels: Panels, colors: scales.Scale, label: str, font: float
 ) -> None:
     """Draw each panel into its axes. `edges`: whether the axes are the lowest ones, and the first ones."""
     rows, columns, marked = panels.rows, panels.columns, panels.marked
@@ -214,9 +205,9 @@ def _grid(
         width = limits[0] - 2 * axes.EDGE - _NAME - axes.labels_room(rows, font, panels.marked)
         height = limits[1] - 2 * axes.EDGE - _NAME - axes.labels_room(wide, font) - top
         if is_flat:
-            height -= 0.1 + bar_room(label, min(limits[0] * 0.6, LONGEST_BAR))
+            height -= 0.1 + scales.bar_room(label, min(limits[0] * 0.6, scales.LONGEST_BAR))
         else:
-            width -= BAR_ROOM
+            width -= scales.BAR_ROOM
         side = (width - (across - 1) * _GAP) / (across * len(wide))
         return max(min(side, (height - down * (_TITLE + _GAP)) / (down * len(rows)), largest_cell), 1e-3)
 

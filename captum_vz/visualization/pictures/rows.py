@@ -15,19 +15,9 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.functional.scores import kendall_tau, overlap
-from captum_vz.visualization.pictures import axes
+from captum_vz.visualization.pictures import axes, scales
 from captum_vz.visualization.pictures.axes import Axis, Chosen, Words, by_title, make_axis
 from captum_vz.visualization.pictures.files import Content, Picture, largest, set_content
-from captum_vz.visualization.pictures.scales import (
-    BAR_ROOM,
-    LONGEST_BAR,
-    Scale,
-    add_colorbar,
-    bar_room,
-    ink_on,
-    make_scale,
-    short_number,
-)
 from captum_vz.visualization.tokens import one_example, position_of, quoted, shortened
 
 # In inches.
@@ -249,13 +239,13 @@ def clear_tau(one: Tensor, truth: Tensor) -> float:
 def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, page: Any) -> Figure:
     count, scores = len(strips.axis.labels), strips.scores.nan_to_num(nan=0.0)
     counted = list(scores[:, strips.axis.counted or slice(None)])
-    colors = make_scale(list(scores), scale, vmax, counted, part="row")
+    colors = scales.make_scale(list(scores), scale, vmax, counted, part="row")
     name, rows = colors.label(strips.label), strips.tops[-1] + 1
     if title is None and strips.position is not None:
         title = f"What {quoted(strips.tokens[strips.position])} draws on"
     flat_bar = page[0] < axes.NARROW_PAGE or ROW * rows < _FEW
     room = page[0] - 2 * axes.EDGE - _widest([shortened(one, _LONGEST_NAME) for one in strips.names]) - 0.08
-    room -= _NOTE * len(strips.notes) + (0 if flat_bar else BAR_ROOM)
+    room -= _NOTE * len(strips.notes) + (0 if flat_bar else scales.BAR_ROOM)
     # A cell is as wide as its label, or as a number, or as the room that is left, whichever fits first.
     flat = strips.longest + 0.1
     fits = flat <= _WIDEST_FLAT and flat * count <= room
@@ -264,17 +254,17 @@ def _drawn(strips: Strips, scale: Any, vmax: float | None, title: str | None, pa
     if strips.longest + 0.05 > cell:
         below = axes.labels_room(strips.axis.shown, marked=strips.marked) + 0.05
     if flat_bar:
-        below += 0.1 + bar_room(name, min(LONGEST_BAR, max(cell * count, 1.0)))
+        below += 0.1 + scales.bar_room(name, min(scales.LONGEST_BAR, max(cell * count, 1.0)))
     above = (_TITLE if title else 0.0) + (0.2 if strips.notes else 0)
     height = max(0.05, min(ROW * rows, page[1] - above - below - 2 * axes.EDGE))
     figure = Picture(figsize=page, dpi=axes.DPI[0])
     _draw(axes.add_axes(figure, 0, 0, cell * count, height), strips, colors, cell, height / rows)
-    add_colorbar(figure, colors, name, flat_bar)
+    scales.add_colorbar(figure, colors, name, flat_bar)
     axes.crop(figure, title)
     return figure
 
 
-def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: float) -> None:
+def _draw(panel: Axes, strips: Strips, colors: scales.Scale, cell: float, row_height: float) -> None:
     axis, tops = strips.axis, strips.tops
     count, bottom = len(axis.labels), tops[-1] + 1
     for index, top in enumerate(tops):
@@ -309,5 +299,5 @@ def _draw(panel: Axes, strips: Strips, colors: Scale, cell: float, row_height: f
     for norm, top, line in zip(colors.norms, tops, strips.scores.tolist(), strict=True):
         for column, score in enumerate(line):
             if abs(score) >= 0.005:  # others, and NaN, have no number
-                ink = "black" if column in axis.dimmed else ink_on(colors.colors(float(norm(score))))
-                panel.text(column, top, short_number(score), ha="center", va="center", color=ink, fontsize=font)
+                ink = "black" if column in axis.dimmed else scales.ink_on(colors.colors(float(norm(score))))
+                panel.text(column, top, scales.short_number(score), ha="center", va="center", color=ink, fontsize=font)

@@ -19,16 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import (
-    FONT_SIZE,
-    LINE,
-    drawn_in,
-    in_lines,
-    largest_font,
-    panels_of,
-    set_label,
-    text_width,
-)
+from captum_vz.visualization.pictures import axes
 
 # Inches of a colour bar, and of the room that it takes at the right of panels, with its numbers and its label.
 BAR, LONGEST_BAR, BAR_ROOM = 0.11, 2.4, 0.75
@@ -128,13 +119,13 @@ def _are_shares(scores: Tensor) -> bool:
 
 def bar_room(label: str, width: float) -> float:
     """The height in inches of a horizontal colour bar with its numbers and its label, in lines of this width."""
-    return BAR + 0.18 + FONT_SIZE * LINE * (in_lines(label, width).count("\n") + 1)
+    return BAR + 0.18 + axes.FONT_SIZE * axes.LINE * (axes.in_lines(label, width).count("\n") + 1)
 
 
 def add_colorbar(figure: Figure, scale: Scale, label: str, flat: bool) -> None:
     """Draw the colour bar of a scale at the right of all that is drawn, or below it if it is flat."""
-    panels, (wide, high) = panels_of(figure), figure.get_size_inches()
-    drawn = drawn_in(figure)
+    panels, (wide, high) = axes.panels_of(figure), figure.get_size_inches()
+    drawn = axes.drawn_in(figure)
     length = min(LONGEST_BAR, max(panels.width * wide, 1.0) if flat else max(panels.height * high, 0.8))
     if flat:
         left = (panels.x0 + panels.x1) / 2 - length / wide / 2
@@ -151,12 +142,12 @@ def draw_colorbar(place: Axes, scale: Scale, label: str, length: float, flat: bo
     bar = place.figure.colorbar(scale.mappable(), cax=place, extend=extend, orientation=orientation)
     _set_ticks(bar, 5 if length > (1.6 if flat else 1.2) else 3)
     if flat:
-        bar.set_label(in_lines(label, length), fontsize=FONT_SIZE, labelpad=2)
+        bar.set_label(axes.in_lines(label, length), fontsize=axes.FONT_SIZE, labelpad=2)
     else:
-        font = largest_font([label], max(length, LONGEST_BAR), FONT_SIZE)
-        bar.set_label(label, fontsize=font, loc="top" if text_width(label, font) > length else "center")
-    set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
-    bar.ax.tick_params(labelsize=FONT_SIZE - 1, length=2)
+        font = axes.largest_font([label], max(length, LONGEST_BAR), axes.FONT_SIZE)
+        bar.set_label(label, fontsize=font, loc="top" if axes.text_width(label, font) > length else "center")
+    axes.set_label(bar.ax.xaxis.label if flat else bar.ax.yaxis.label)
+    bar.ax.tick_params(labelsize=axes.FONT_SIZE - 1, length=2)
     bar.outline.set_linewidth(0.5)
 
 
