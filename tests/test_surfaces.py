@@ -22,7 +22,7 @@ from transformers import BertForMaskedLM
 
 from captum_vz import explain, find_layers
 from captum_vz.cli import main
-from captum_vz.demo.answers import Answers, Limits
+from captum_vz.demo.answers import Answers
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.generation import attribute_generation
 from captum_vz.methods import METHODS, Question, shares
@@ -133,7 +133,7 @@ def printed(case: Case, method: str) -> Tensor:
 
 @cache
 def page_of(name: str) -> Answers:
-    return Answers(Limits((name,), False, 40))
+    return Answers((name,), False, 40)
 
 
 @pytest.fixture(scope="module", autouse=True)

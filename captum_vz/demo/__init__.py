@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any, Final
 
-from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answer, Answers, Limits
+from captum_vz.demo.answers import MOST_METHODS, MOST_NEW_TOKENS, TITLE, Answer, Answers
 from captum_vz.errors import ArgumentError
 from captum_vz.result.words import KINDS
 from captum_vz.study import METHODS
@@ -95,7 +95,7 @@ def serve(
         raise ModuleNotFoundError('the demo needs gradio: pip install "captum-vz[demo]"') from error
     find_models(models, hub=False)
     offered = tuple(dict.fromkeys((AGREEMENT, CAUSAL, MINILM, *models)))
-    answers = Answers(Limits(offered, is_loopback(host), max_tokens))
+    answers = Answers(offered, is_loopback(host), max_tokens)
     page = build(answers)
     page.queue(max_size=20, default_concurrency_limit=1)
     try:
@@ -291,10 +291,10 @@ def _generate_tab(gr: Any, answers: Answers, tab: Any) -> None:
 
 
 def _model_field(gr: Any, answers: Answers, value: str, elem_id: str) -> Any:
-    any_model = answers.limits.any_model
+    any_model = answers.any_model
     more = " Or a folder, or a Hugging Face id that this machine has downloaded." if any_model else ""
     look = {"info": f"agreement and causal are embedded in the package.{more}", "allow_custom_value": any_model}
-    return gr.Dropdown(list(answers.limits.models), value=value, label="Model", elem_id=elem_id, **look)
+    return gr.Dropdown(list(answers.models), value=value, label="Model", elem_id=elem_id, **look)
 
 
 def _picture(gr: Any, label: str, elem_id: str) -> Any:

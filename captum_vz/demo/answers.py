@@ -46,14 +46,6 @@ ERRORS: Final = (AssertionError, IndexError, LookupError, MemoryError, OSError, 
 _fingerprint: Final = lru_cache(maxsize=2)(weights_fingerprint)
 
 
-class Limits(NamedTuple):
-    """What visitors may ask for."""
-
-    models: tuple[str, ...]  # that are offered
-    any_model: bool  # whether other folders and ids may be named as well; no model is downloaded
-    max_tokens: int  # of a text
-
-
 class Answer(NamedTuple):
     """What the page shows, in the order of its outputs. Parts that are not computed yet are empty."""
 
@@ -66,10 +58,14 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Computes what the page shows. Files to download lie in a temporary folder until :meth:`close`."""
+    """Computes what the page shows. Files to download lie in a temporary folder until :meth:`close`.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    The page offers `models`. If `any_model`, other folders and ids may be named as well; no model is downloaded. A text
+    has at most `max_tokens`.
+    """
+
+    def __init__(self, models: tuple[str, ...], any_model: bool, max_tokens: int) -> None:
+        self.models, self.any_model, self.max_tokens = models, any_model, max_tokens
         self.load: Callable[[str], Subject] = lru_cache(maxsize=2)(lambda name: subject_of(name, hub=False))
         self._folder = Path(tempfile.mkdtemp(prefix="captum-vz-demo-"))
         self._written: deque[Path] = deque()
@@ -211,30 +207,27 @@ class Answers:
 
     def _load(self, model: str) -> Subject:
         """The model, if it is offered."""
-        if model not in self.limits.models and not self.limits.any_model:
-            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(self.limits.models)}.")
+        if model not in self.models and not self.any_model:
+            raise ArgumentError(f"{model!r} is not offered here: choose one of {', '.join(self.models)}.")
         return self.load(model)
 
     def _check_text(self, subject: Subject, text: str, pair: str = "", file: str | None = None) -> None:
         """Check that a text is one for this model, and within the limits."""
-        limits, name = self.limits, type(subject.model).__name__
+        name, most = type(subject.model).__name__, CHARACTERS_PER_TOKEN * self.max_tokens
         if subject.tokenizer is None:
             raise ArgumentError(f"The model is a {name}, which takes no text.")
         if file is not None:
             raise ArgumentError(f"The model is a {name}, which reads a text: take the file away, or choose a model.")
         if not isinstance(text, str) or not text.strip():
             raise ArgumentError("The text is empty: write a sentence.")
-        most = CHARACTERS_PER_TOKEN * limits.max_tokens
         if len(text) + len(pair) > most:
             raise ArgumentError(
                 f"The text has {len(text) + len(pair)} characters: this page takes at most {most}. Shorten it."
             )
         count = len(prepare_text(subject.model, subject.tokenizer, text).tokens)
         count += len(subject.tokenizer(pair)["input_ids"]) if pair.strip() else 0
-        if count > limits.max_tokens:
-            raise ArgumentError(
-                f"The text has {count} tokens: this page takes at most {limits.max_tokens}. Shorten it."
-            )
+        if count > self.max_tokens:
+            raise ArgumentError(f"The text has {count} tokens: this page takes at most {self.max_tokens}. Shorten it.")
 
     def _new_folder(self) -> Path:
         """A folder for the files of one answer. The oldest folders are deleted."""

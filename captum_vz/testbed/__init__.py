@@ -18,7 +18,6 @@ The pairs are of the package's own grammar, or of BLiMP. :mod:`captum_vz.text` f
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +50,6 @@ HELD_OUT_PARADIGMS: Final = (
     "distractor_agreement_relational_noun",
     "regular_plural_subject_verb_agreement_1",
 )
-AGREEMENT: Final = ("anaphor_agreement", "determiner_noun_agreement", "subject_verb_agreement")
 
 
 @torch.no_grad()
@@ -117,32 +115,8 @@ def held_out(blimp: str | Path) -> dict[str, list[Record]]:
     The halves depend only on the files in the folder `blimp`, see :func:`read_paradigm`, so they are the same in each
     call. The keys are :data:`HELD_OUT_PARADIGMS`.
     """
-    return {paradigm: _halves(read_paradigm(blimp, paradigm), paradigm)[1] for paradigm in HELD_OUT_PARADIGMS}
-
-
-def training_records(blimp: str | Path) -> list[Record]:
-    """All pairs of BLiMP's agreement paradigms, except the held-out halves."""
-    training: list[Record] = []
-    for path in sorted(Path(blimp).glob("*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            term = json.loads(lines.readline() or "{}").get("linguistics_term")
-        if term in AGREEMENT:
-            records = read_paradigm(blimp, path.stem)
-            training += _halves(records, path.stem)[0] if path.stem in HELD_OUT_PARADIGMS else records
-    return training
-
-
-def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
-    """The records that share no sentence with the held-out halves. Case and contractions are ignored."""
-    held = {sentence for half in held_out(blimp).values() for record in half for sentence in _sentences(record)}
-    return [record for record in records if held.isdisjoint(_sentences(record))]
-
-
-def _halves(records: list[Record], paradigm: str) -> tuple[list[Record], list[Record]]:
-    evaluation = set(random.Random(paradigm).sample(range(len(records)), len(records) // 2))
-    training = [record for index, record in enumerate(records) if index not in evaluation]
-    return training, [records[index] for index in sorted(evaluation)]
-
-
-def _sentences(record: Record) -> set[str]:
-    return {expand_contractions(record[key]).lower() for key in ("sentence_good", "sentence_bad")}
+    found = {paradigm: read_paradigm(blimp, paradigm) for paradigm in HELD_OUT_PARADIGMS}
+    for paradigm, records in found.items():
+        drawn = random.Random(paradigm).sample(range(len(records)), len(records) // 2)
+        found[paradigm] = [records[index] for index in sorted(drawn)]
+    return found

@@ -16,7 +16,7 @@ from PIL import Image
 
 import captum_vz
 from captum_vz import demo
-from captum_vz.demo.answers import Answer, Answers, Limits
+from captum_vz.demo.answers import Answer, Answers
 from captum_vz.errors import ArgumentError
 from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import subject_of
@@ -29,7 +29,7 @@ HOSTILE = "<script>alert(1)</script> [MASK]"
 
 @pytest.fixture
 def answers() -> Iterator[Answers]:
-    with closing(Answers(Limits(("agreement", "causal"), False, 40))) as found:
+    with closing(Answers(("agreement", "causal"), False, 40)) as found:
         yield found
 
 
@@ -47,7 +47,7 @@ def test_limits_are_told(answers: Answers) -> None:
         told, *_ = answers.explain(text, model, [NAME], "", -1)
         assert 'role="alert"' in told
         assert message in told
-    with closing(Answers(Limits(("causal",), False, 128))) as larger:
+    with closing(Answers(("causal",), False, 128)) as larger:
         told, *_ = larger.generate("the hat " * 60, "causal", NAME, 32, [])
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
@@ -57,7 +57,7 @@ def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
     for part in (t5(vocabulary=len(tokenizer)), tokenizer):
         part.save_pretrained(tmp_path)
     name = str(tmp_path)
-    with closing(Answers(Limits((name,), False, 40))) as page:
+    with closing(Answers((name,), False, 40)) as page:
         told, view, *_, picture, files = page.explain("the hat", name, [NAME], "", -1)
         refused, *_ = page.explain("the hat", name, [NAME], "", -1, truth=True)
         (numbers,) = (json.loads(Path(one).read_text()) for one in files if one.endswith("scores.json"))
@@ -107,7 +107,7 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
 
 def test_method_that_refuses_is_left_out() -> None:
     """MiniLM has no head: methods of the model's output cannot explain it. The others are shown."""
-    with closing(Answers(Limits(("minilm",), False, 40))) as unlimited:
+    with closing(Answers(("minilm",), False, 40)) as unlimited:
         told, view, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None)
         assert 'role="status"' in told
         assert "Without value-zeroing-effect: BertModel gives no logits" in told
@@ -148,14 +148,14 @@ def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypa
 
     def build_and_end(answers: Answers) -> Any:
         answers.close()
-        built.extend([answers.limits, build(answers)])
+        built.extend([answers, build(answers)])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "build", build_and_end)
     with pytest.raises(KeyboardInterrupt):
         demo.serve(host=host)
-    limits, blocks = built
-    assert limits.any_model == any_model
+    page, blocks = built
+    assert page.any_model == any_model
     fields = {one.elem_id: one for one in blocks.blocks.values() if one.elem_id in ("model", "causal-model")}
     assert len(fields) == 2
     for field in fields.values():
@@ -202,7 +202,7 @@ SHOWN = ["value-zeroing", "value-zeroing-effect"]
 
 @pytest.fixture
 def any_model() -> Iterator[Answers]:
-    with closing(Answers(Limits(("agreement",), True, 40))) as found:
+    with closing(Answers(("agreement",), True, 40)) as found:
         yield found
 
 

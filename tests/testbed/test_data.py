@@ -4,18 +4,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from train_masked import drop_held_out, training_records
 
 from captum_vz.testbed import (
     HELD_OUT_PARADIGMS,
     Record,
     agreement_sentences,
-    drop_held_out,
     expand_contractions,
     held_out,
     load_model,
     mask_target,
     read_paradigm,
-    training_records,
 )
 from captum_vz.text import encode_record, form_ids, split_words, word_spans
 from tests.explaining.models import byte_tokenizer

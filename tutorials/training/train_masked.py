@@ -24,8 +24,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from captum_vz.testbed import agreement_sentences, drop_held_out, held_out, load_model, prefers_good, training_records
+from captum_vz.testbed import (
+    agreement_sentences,
+    expand_contractions,
+    held_out,
+    load_model,
+    prefers_good,
+    read_paradigm,
+)
 from captum_vz.text import Record, encode_record, form_ids
+
+#: The terms of BLiMP's paradigms on which the models are trained.
+AGREEMENT: Final = ("anaphor_agreement", "determiner_noun_agreement", "subject_verb_agreement")
 
 SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # The characters of Latin text in lower case and without accents, and common signs. A punctuation mark is always a token
@@ -116,6 +126,29 @@ class Example(NamedTuple):
 
     ids: list[int]
     target: int
+
+
+def training_records(blimp: str | Path) -> list[Record]:
+    """All pairs of BLiMP's agreement paradigms, except the held-out halves."""
+    training: list[Record] = []
+    held = {paradigm: {record["pairID"] for record in half} for paradigm, half in held_out(blimp).items()}
+    for path in sorted(Path(blimp).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            term = json.loads(lines.readline() or "{}").get("linguistics_term")
+        if term in AGREEMENT:
+            records = read_paradigm(blimp, path.stem)
+            training += [record for record in records if record["pairID"] not in held.get(path.stem, ())]
+    return training
+
+
+def drop_held_out(records: list[Record], blimp: str | Path) -> list[Record]:
+    """The records that share no sentence with the held-out halves. Case and contractions are ignored."""
+    held = {sentence for half in held_out(blimp).values() for record in half for sentence in _sentences(record)}
+    return [record for record in records if held.isdisjoint(_sentences(record))]
+
+
+def _sentences(record: Record) -> set[str]:
+    return {expand_contractions(record[key]).lower() for key in ("sentence_good", "sentence_bad")}
 
 
 def training_pairs(blimp: str | Path, grammar_pairs: int = GRAMMAR_PAIRS) -> list[Record]:
