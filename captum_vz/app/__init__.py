@@ -37,7 +37,7 @@ from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
 from captum_vz.result import Explanation, Explanations, Maps, Part, Row
-from captum_vz.subjects import Subject, check_order, heads, subject_of
+from captum_vz.subjects import Subject, heads, subject_of
 from captum_vz.subjects.signals import source_names
 from captum_vz.subjects.texts import find_token
 
@@ -139,7 +139,6 @@ def explain(
     >>> found.tokens[found.scores.argmax()], found.predictions[0][0]
     ('pictures', 'are')
     """
-    check_order("explain", text)
     wish = Wish(method, target, foil, token, layer, words, window)
     subject = subject_of(model, tokenizer, stack=stack)
     if isinstance(text, (list, tuple)) and all(isinstance(one, str) for one in text):

@@ -20,7 +20,7 @@ from captum_vz.generation.texts import entries_of, finish_texts, foils_of, longe
 from captum_vz.methods import DECIDING, DECISION, DEEP, MAPS, Method, Question, as_method, check_layer, name_of, shares
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.result import Part, Row, TokenText
-from captum_vz.subjects import Subject, check_order, heads, parts_of, written_layers
+from captum_vz.subjects import Subject, heads, parts_of, written_layers
 from captum_vz.subjects.signals import signals_of
 
 #: Captum generates as many tokens by default.
@@ -103,7 +103,6 @@ def attribute_generation(
     >>> found.text, found.scores.shape, found.prefix.shape  # (n, m, layers) and (n, n, layers)
     ('were not boring', torch.Size([3, 6, 3]), torch.Size([3, 3, 3]))
     """
-    check_order("attribute_generation", prompt)
     model, tokenizer = parts_of(model, tokenizer)
     if max_new_tokens is not None:
         generate_kwargs["max_new_tokens"] = max_new_tokens

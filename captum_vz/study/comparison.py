@@ -15,7 +15,7 @@ from captum_vz.app.inputs import Wish
 from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.methods import COMPARED_METHODS, DEFAULT_METHODS, given_methods
 from captum_vz.result import Explanation
-from captum_vz.subjects import Subject, check_order, text_subject_of
+from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.heads import ANSWER, SENTENCE, TOKENS, class_labels, class_numbers, reads_whole_text
 from captum_vz.subjects.texts import PreparedText, content_specials, prepare_text
 from captum_vz.testbed.grammar import other_number
@@ -89,7 +89,6 @@ def compare(
     > 6  [MASK]      0...
     ...
     """
-    check_order("compare", text)
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
     subject = text_subject_of(model, tokenizer)

@@ -123,15 +123,6 @@ def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
     return subject
 
 
-def check_order(call: str, text: Any) -> None:
-    """Refuse a tokenizer in the place of a text, where earlier versions took it."""
-    if all(callable(getattr(text, name, None)) for name in ("encode", "decode")):
-        raise ArgumentError(
-            f"{call} was given a {type(text).__name__} in the place of its text: pass the model and its tokenizer as a "
-            f"pair, {call}((model, tokenizer), text), or pass tokenizer=."
-        )
-
-
 def parts_of(given: Any, tokenizer: Any = None) -> tuple[Any, Any]:
     """The model and its tokenizer, for calls that may also be given a model alone, or a function."""
     if isinstance(given, tuple) and len(given) == 2 and tokenizer is None:

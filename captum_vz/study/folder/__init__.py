@@ -15,7 +15,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import nn
 
 from captum_vz import __version__
 from captum_vz._files import TEMPORARY, safe_name, write_whole
+from captum_vz.attr._call import unwrapped
 from captum_vz.errors import ArgumentError, needs_extra
 from captum_vz.study.examples import Example
 from captum_vz.visualization.pictures.files import weights_fingerprint
@@ -222,9 +222,8 @@ def code_identity(thing: Any, given: str | None = None) -> str:
     Raises:
         ArgumentError: It holds something that cannot be compared, such as an open file.
     """
-    core = thing
-    while isinstance(core, partial) or inspect.ismethod(core):
-        core = core.func if isinstance(core, partial) else core.__func__
+    core = unwrapped(thing)
+    core = getattr(core, "__func__", core)  # of a method
     core = core if inspect.isclass(core) or inspect.isroutine(core) else type(core)
     if given is not None:
         return f"{_name(core)} version {given}"
@@ -264,15 +263,13 @@ class _Hasher(NumpyHasher):
 
 
 def _held(thing: Any) -> list[Any]:
-    """The source of a class or function, and what it holds: base classes, code, closures and defaults."""
-    own, functions, held = not _package(thing), [thing], list[Any]([_source(thing)])
+    """The source of a class or function, and what it holds: base classes, functions, code, closures and defaults."""
+    own = not _package(thing)
     if inspect.isclass(thing):
-        held += thing.__mro__[1:] if own else ()
-        functions = [one for one in map(inspect.unwrap, vars(thing).values()) if own and isinstance(one, FunctionType)]
-    for one in functions:
-        full = [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
-        held += [full, one.__defaults__, one.__kwdefaults__, one.__code__ if own else None]
-    return held
+        functions = [one for one in map(inspect.unwrap, vars(thing).values()) if isinstance(one, FunctionType)]
+        return [_source(thing), *((*thing.__mro__[1:], *functions) if own else ())]
+    full = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
+    return [_source(thing), full, thing.__defaults__, thing.__kwdefaults__, thing.__code__ if own else None]
 
 
 def _source(thing: Any) -> str:
