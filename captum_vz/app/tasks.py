@@ -101,8 +101,7 @@ def _output(forward: Any, subject: Subject, text: Any, pair: str | None = None) 
     count, most = made["input_ids"].shape[1], heads.max_tokens(subject.model, subject.tokenizer)
     if most is not None and count > most:
         raise ArgumentError(
-            f"the text is {count} tokens long, but the model takes at most {most}, and cannot read it in windows: pass "
-            "a shorter text."
+            f"the text is {count} tokens long, but the model takes at most {most}: pass a shorter text."
         )
     found: Tensor = forward(**{name: one.to(subject.device) for name, one in made.items() if isinstance(one, Tensor)})
     return found
@@ -153,9 +152,7 @@ def targets_of(read: Input, wish: Wish) -> tuple[Predictions, list[Target]]:
     name, kind = read.names[read.token], type(read.subject.model).__name__
     if wish.target is not None or wish.foil is not None:
         raise ArgumentError(
-            f"target names a label or a word, but {kind} has no head that predicts one. Leave it out, or pass a model "
-            "with a head.",
-            "target",
+            f"target names a label or a word, but {kind} has no head: leave it out, or pass a model with one.", "target"
         )
     if wish.token is None:
         read.told[f"{kind} has no head: no decision is explained, but the row of {name}"] = None
@@ -177,9 +174,7 @@ def _rows(
         entry = best(place) if target is None else target
         if entry == foil:
             raise ArgumentError(
-                f"foil is {wish.foil!r}, which is what is explained: all scores would be 0. Pass another foil, or "
-                "another target=.",
-                "foil",
+                f"foil is {wish.foil!r}, which is what is explained: pass another foil, or another target=.", "foil"
             )
         logits = read.numbers["logits"][place] if of_token else read.numbers["logits"]
         value, title = logits[entry], f"{before}{name(entry)}"

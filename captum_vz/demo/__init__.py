@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any, Final
@@ -41,28 +42,6 @@ ABOUT: Final = (
 )
 PRIVATE: Final = "<p>Your text stays on the machine that serves this page.</p>"
 CHANGED: Final = "Press Enter or the button for an answer."
-# Gradio puts a prefix before each part between commas, so no selector has :is(a, b).
-STYLE: Final = """
-.captum-vz-note p { margin: 0.1rem 0; overflow-wrap: anywhere; white-space: pre-wrap; }
-.captum-vz-note [role="alert"] { border-left: 4px solid #d55e00; padding-left: 0.6rem; }
-.captum-vz-table .wide { overflow-x: auto; }
-.captum-vz-table table { border-collapse: collapse; font-variant-numeric: tabular-nums; --bar: 33, 113, 181; }
-.captum-vz-table .caption { margin: 0.3rem 0; }
-.captum-vz-table table, .captum-vz-table thead, .captum-vz-table tbody, .captum-vz-table tr { border: 0; }
-.captum-vz-table th { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
-.captum-vz-table td { border: 0; border-bottom: 1px solid #8886; padding: 0.15rem 0.6rem; text-align: left; }
-.captum-vz-table tr td.number { text-align: right; }
-.captum-vz-table tr.marked th { border-left: 4px solid #d55e00; }
-.captum-vz-table tbody th { white-space: nowrap; }
-.captum-vz-files .label-clear-button { display: none; }
-button.primary { max-height: 4rem; }
-@media (max-width: 40rem) {
-  .prose h1 { font-size: 1.3rem; }
-  #examples .gallery { flex-wrap: nowrap; overflow-x: auto; }
-  #examples .gallery button { flex: none; white-space: nowrap; }
-}
-.dark button[role="tab"].selected { color: var(--primary-300); }
-"""
 
 
 def serve(
@@ -169,7 +148,7 @@ def _look(gr: Any) -> dict[str, Any]:
     colors |= {f"{name}_dark": "*neutral_300" for name in colors}
     colors |= dict.fromkeys(("button_primary_background_fill", "color_accent"), "*primary_600")
     colors |= {"button_primary_background_fill_hover": "*primary_700", "link_text_color_dark": "*primary_300"}
-    return {"theme": theme.set(**colors), "css": STYLE}
+    return {"theme": theme.set(**colors), "css": files(__package__).joinpath("page.css").read_text("ascii")}
 
 
 def _explain_tab(gr: Any, answers: Answers, page: Any) -> None:

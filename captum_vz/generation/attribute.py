@@ -134,9 +134,7 @@ def attribute_generation(
         layer = check_layer(layer, subject.depth)
     if foil is not None and not any(one.explains_output for one in asked.values()):
         raise ArgumentError(
-            f"foil is {foil!r}, but {name_of(shown)} explains the state of a token: leave it out, or choose a method "
-            f"that explains the output, such as {DECISION}.",
-            "foil",
+            f"foil is {foil!r}, but {name_of(shown)} explains no output: leave it out, or choose {DECISION}.", "foil"
         )
     texts, several = finish_texts(model, tokenizer, prompts, generated, several, seed, generate_kwargs)
     found = [_explained(text, asked, subject, foil, layer) for text in texts]
@@ -253,10 +251,7 @@ def _scores(
     scores = found.new_zeros(steps, given + steps, len(found))
     scores[:, :wanted] = found.permute(1, 2, 0)
     if (scores[:, given:] != 0)[torch.ones(steps, steps).triu().bool()].any():
-        raise UnsupportedLayerError(
-            "The model is not causal: rows of generated tokens depend on later tokens, so that one pass over the "
-            "finished text differs from the passes of its generation. Pass a causal model."
-        )
+        raise UnsupportedLayerError("The model is not causal: rows depend on later tokens. Pass a causal model.")
     return scores
 
 

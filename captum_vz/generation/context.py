@@ -129,17 +129,14 @@ def context_reliance(
     """
     if not as_method(method).explains_output:
         raise ArgumentError(
-            f"method is {name_of(method)}, which explains the state of a token: pass a method that explains the "
-            "output, such as attn-lrp.",
-            "method",
+            f"method is {name_of(method)}, which explains no output: pass one that does, such as attn-lrp.", "method"
         )
     for name, one in (("context", context), ("text", text)):
         if not isinstance(one, str):
             raise ArgumentError(f"{name} is of type {type(one).__name__}: pass a text.", name)
     if signals := signals_of(generate_kwargs):
         raise ArgumentError(
-            f"context_reliance compares two texts, but was passed {', '.join(signals)}: leave it out, or explain the "
-            "prompt with attribute_generation."
+            f"context_reliance compares two texts: leave {', '.join(signals)} out, or call attribute_generation."
         )
     model, tokenizer = parts_of(model, tokenizer)
     known = completed(tokenizer)

@@ -127,8 +127,7 @@ class LLMTokenMaps(Attribution):
             raise ArgumentError("_inspect_forward is called for changed inputs, but no input is changed. Pass None.")
         if unused := [name for name in ("baselines", "n_samples", "n_steps") if name in kwargs]:
             raise ArgumentError(
-                f"{unused[0]} was passed, but no input is changed and no sample is drawn: leave it out, or use "
-                "Captum's LLMAttribution with gated_input."
+                f"{unused[0]} was passed, but no input is changed: use Captum's LLMAttribution with gated_input."
             )
         options: dict[str, Any] = dict(GREEDY if gen_args is None else gen_args)
         if target is not None:
@@ -265,8 +264,7 @@ def _owners(inp: TextTemplateInput, text: str) -> list[int | None]:
         owners += [None if value is None or one.isspace() else features[value] for one in part]
     if rebuilt != text or not set(marks) <= set(filled):
         raise ArgumentError(
-            "The template changes or leaves out its values, so the tokens of a value cannot be found. Pass a template "
-            "that inserts all values as they are."
+            "The template changes or leaves out its values: pass one that inserts all of them as they are."
         )
     return owners
 

@@ -151,10 +151,7 @@ def read_prompts(
     if all(map(_are_ids, each)):
         return _from_ids(tokenizer, [[int(i) for i in one] for one in each], attention_mask, prompt_length), several
     if prompt_length is not None or attention_mask is not None:
-        raise ArgumentError(
-            "prompt_length and attention_mask describe token ids, but prompt is text or chat messages. Pass ids, or "
-            "leave both None."
-        )
+        raise ArgumentError("prompt_length and attention_mask describe token ids: leave them out for a text or a chat.")
     return [_from_text(tokenizer, one) for one in each], several
 
 
@@ -218,8 +215,7 @@ def _without_padding(tokenizer: Any, ids: list[int], index: int, mask: Tensor | 
             same = next((i for i, token in enumerate(row) if token != pad), len(row))
             if same > allowed:
                 raise ArgumentError(
-                    f"Prompt {index} {where} with {same} padding tokens (id {pad}): pass attention_mask, which says "
-                    "which tokens are padding."
+                    f"Prompt {index} {where} with {same} tokens of padding ({pad}): pass attention_mask."
                 )
         return ids
     mask = torch.atleast_2d(torch.as_tensor(mask))

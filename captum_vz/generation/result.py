@@ -139,10 +139,7 @@ class GenerationAttribution(Explanation):
             groups = self.scores.new_zeros(len(self.scores), max(member) + 1, len(self.layers))
             found = torch.cat([groups.index_add(1, torch.tensor(member), self.scores), self.prefix], dim=1)
         elif self._again is None:
-            raise ArgumentError(
-                "This result has no model: it was loaded from a file, or is grouped already. Call grouped on the "
-                "original result, or pass joint=False to add the scores of each group."
-            )
+            raise ArgumentError("This result has no model: call grouped on the original one, or pass joint=False.")
         else:
             found = self._again(member)
         prompt = self.prompt.grouped(member, names)

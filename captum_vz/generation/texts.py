@@ -117,8 +117,7 @@ def _generated(
     """The new tokens of the model, in batches padded on the left. The random state of torch does not change."""
     if not callable(getattr(model, "generate", None)):
         raise ArgumentError(
-            f"{type(model).__name__} has no generate, so it continues no text: pass a causal model, or a model with an "
-            "encoder and a decoder."
+            f"{type(model).__name__} has no generate: pass a causal model, or one with an encoder and a decoder."
         )
     pad, side = _padding_id(model, tokenizer, options), "right" if start else "left"
     each = [torch.tensor(prompt.ids) for prompt in prompts]
@@ -224,8 +223,7 @@ def _start(model: Any, options: dict[str, Any]) -> Ids:
     number = _setting(model, "bos_token_id", options) if number is None else number
     if number is None:
         raise ArgumentError(
-            f"{type(model).__name__} has no decoder_start_token_id: pass decoder_input_ids, the first tokens of the "
-            "decoder."
+            f"{type(model).__name__} has no decoder_start_token_id: pass decoder_input_ids, the first tokens."
         )
     return (int(number),)
 

@@ -139,8 +139,7 @@ def _made_maps(kind: Any, subject: Subject, question: Question) -> Any:
     made = made_of(kind, subject, question)
     if getattr(made, "reduce_heads", "") is None:
         raise ArgumentError(
-            f"reduce_heads of {type(made).__name__} is None, which gives a map for each head, but there is one row for "
-            "each token: choose a reduction, or one head with heads=."
+            f"reduce_heads of {type(made).__name__} is None: choose a reduction, or one head with heads=."
         )
     return made
 

@@ -379,8 +379,7 @@ def check_model(method: Any, subject: Subject) -> None:
     known = (whole for whole in (subject.model, subject.forward) if isinstance(whole, nn.Module))
     if isinstance(model, nn.Module) and all(model is not one for whole in known for one in whole.modules()):
         raise ArgumentError(
-            f"the object was made for another model ({type(model).__name__}): pass its class, which is built for each "
-            "model."
+            f"the object was made for another model ({type(model).__name__}): pass its class, or a new object."
         )
 
 

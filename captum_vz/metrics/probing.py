@@ -81,8 +81,7 @@ def description_length(
     ends = [round(share * len(states)) for share in BOUNDARIES]
     if ends[0] < 2 or len(set(ends)) < len(ends):
         raise ArgumentError(
-            f"{len(states)} examples make blocks that end at {ends}: the first needs 2 examples, and each later one 1. "
-            "Pass more examples."
+            f"{len(states)} examples make blocks that end at {ends}, too small for a probe: pass more examples."
         )
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))
     h, y = states.detach().cpu().float()[order], labels.detach().cpu().long()[order]

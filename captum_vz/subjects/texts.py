@@ -61,8 +61,7 @@ def prepare_text(
     if all(special) and not any(masks):
         if tokenizer.unk_token_id in numbers:
             raise ArgumentError(
-                f"the tokenizer knows no token of the text: the model would be given {tokenizer.unk_token} only. Pass "
-                "a text in the model's language and script."
+                "the tokenizer knows no token of the text: pass a text in the model's language and script."
             )
         raise ArgumentError("the text is empty: there is no token to explain. Pass a text with at least one word.")
     most = heads.max_tokens(model, tokenizer)

@@ -73,10 +73,7 @@ def prefers_good(
         forms = [form_ids(tokenizer, record) for record in batch]
         if None in forms:
             record = batch[forms.index(None)]
-            raise ValueError(
-                f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token: leave out "
-                "records for which form_ids returns None."
-            )
+            raise ValueError(f"{record['good']!r} or {record['bad']!r} in {record['masked']!r} is not a single token.")
         encoded = [encode_record(tokenizer, record) for record in batch]
         sentences = [{"input_ids": example.encoding["input_ids"][0].tolist()} for example in encoded]
         logits = model(**padded(tokenizer, sentences, model.device)).logits.cpu()

@@ -8,6 +8,7 @@ import unicodedata
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,6 @@ from torch import Tensor
 from captum_vz._files import write_file
 from captum_vz._start import room
 from captum_vz.errors import ArgumentError
-from captum_vz.visualization.pictures.axes import MARK
 from captum_vz.visualization.tokens import one_example, position_of, printable
 
 # Backgrounds from white to dark blue and to dark red, in the palette of 256 colours. Text on the last ones is white.
@@ -27,27 +27,8 @@ _FIRST_DARK: Final = 5
 _BAR, _LEAST_BAR = 24, 4  # characters of a full bar; narrower bars are left out
 _GAP: Final = "  "  # between the columns of a text
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]\d+)?")
-_STYLE: Final = f"""
-:root {{ background: Canvas; color-scheme: light dark; --line: #8886; --bar: 33, 113, 181; --mark: {MARK}; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
-.wide, pre {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5rem 0 1.5rem; }}
-.caption {{ margin: 1rem 0 0; }}
-th, td {{ border-bottom: 1px solid var(--line); padding: 0.2rem 0.6rem; text-align: left; white-space: pre-wrap; }}
-td.number {{ text-align: right; }}
-tbody th {{ white-space: pre; }}
-tr.marked th {{ border-left: 4px solid var(--mark); }}
-img {{ background: white; height: auto; max-width: 100%; }}
-"""
+_STYLE, _RECORD_STYLE = (files(__package__).joinpath(f"{name}.css").read_text("ascii") for name in ("page", "records"))
 _HEADS = ("True Label", "Predicted Label", "Attribution Label", "Attribution Score", "Word Importance")
-_RECORD_STYLE = (
-    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem;color:#111;background:#fff}h1{font-size:1.1rem}"
-    "table{border-collapse:collapse}th,td{padding:.3rem .8rem;text-align:left;vertical-align:top}"
-    "th{border-bottom:1px solid #888}td{overflow-wrap:anywhere}caption{text-align:left}"
-    # On a narrow page, the words stand below the labels.
-    "@media(max-width:40rem){body{margin:1rem}tr{display:flex;flex-wrap:wrap}td:last-child{flex-basis:100%}"
-    "td,th{padding:.1rem .5rem;border:0}}"
-)
 
 
 def terminal_text(

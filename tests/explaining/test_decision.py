@@ -152,7 +152,7 @@ def test_foil_is_the_first_token_that_differs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "value-zeroing-rollout", "foil": "is"}, "explains the state of a token"),
+        ({"method": "value-zeroing-rollout", "foil": "is"}, "explains no output"),
         ({"method": "value-zeroing-rollout", "layer": "deciding"}, "a map of each layer"),
         ({"method": "decision", "foil": ["is"]}, "1 entries for 3 new tokens"),
         ({"method": "decision", "foil": "were not boring"}, "what is generated"),

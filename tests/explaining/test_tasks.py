@@ -304,7 +304,7 @@ def test_choice_explains_the_chosen_answer() -> None:
     mapped = explain(model, text, answers, method="attention")
     assert (mapped.token, len(mapped.maps)) == (0, 2)
     for text, given, asked, told in [
-        ("hat " * 70, answers, {}, "75 tokens long, but the model takes at most 64, and cannot read it in windows"),
+        ("hat " * 70, answers, {}, "75 tokens long, but the model takes at most 64: pass a shorter text"),
         ("hat " * 70, answers, {"window": True}, "each answer is read alone, with the whole text"),
         ("the hat", ["a", 3], {}, "text_pair has an object of type int: pass a string"),
         ("the hat", ["a", "a"], {"target": "a"}, "the name of 2 labels: pass a number"),

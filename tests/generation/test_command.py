@@ -101,7 +101,7 @@ def test_unknown_words_are_told(capsys: Output) -> None:
         (["--method", "blank-out"], "--method: there is no method 'blank-out'"),
         (["--mask", "the,pictures,of,some,hat"], "leaves out all prompt tokens"),
         (["--max-new-tokens", "500"], "ask for at most "),
-        (["--model", "agreement"], "BertForMaskedLM has no generate, so it continues no text"),
+        (["--model", "agreement"], "BertForMaskedLM has no generate: pass a causal model"),
     ],
 )
 def test_bad_command_says_why(arguments: list[str], message: str, capsys: Output) -> None:

@@ -170,7 +170,7 @@ def test_foil_of_generated_tokens() -> None:
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
     expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
-    with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
+    with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains no output"):
         maps().attribute(inp, **asked)
 
 

@@ -169,12 +169,12 @@ def test_cues_are_of_the_context(name: str, method: str) -> None:
         *((one, "adds no tokens before the text") for one in (("", SHORT), (" ", SHORT), (BEFORE, ""))),
         ((5, SHORT), "context is of type int: pass a text"),
         ((BEFORE, None), "text is of type NoneType: pass a text"),
-        ((BEFORE, SHORT, "value-zeroing"), "explains the state of a token: pass a method that explains the output"),
+        ((BEFORE, SHORT, "value-zeroing"), "explains no output: pass one that does"),
     ],
 )
 def test_wrong_arguments(given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         context_reliance("causal", *given)
     # The texts would be compared without the image.
-    with pytest.raises(ArgumentError, match="compares two texts, but was passed pixel_values"):
+    with pytest.raises(ArgumentError, match="compares two texts: leave pixel_values out"):
         context_reliance("causal", BEFORE, SHORT, pixel_values=torch.zeros(1, 3, 8, 8))

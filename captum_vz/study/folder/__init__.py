@@ -77,10 +77,7 @@ def fingerprint(model: Any, tokenizer: Any, weights: str | None = None) -> str:
 def check_weights(folder: Path, settings: Mapping[str, Any], name: str, weights: str) -> None:
     """Refuse a model with other weights than those that made its finished parts."""
     if {settings["holds"][part["holds"]]["weights"] for part in settings["parts"].get(name, {}).values()} - {weights}:
-        raise ValueError(
-            f"{folder} was made with other weights than those of the model {name!r} now: pass that model, or another "
-            "folder."
-        )
+        raise ValueError(f"{folder} was made with other weights of the model {name!r}: pass these, or another folder.")
 
 
 class Block(NamedTuple):

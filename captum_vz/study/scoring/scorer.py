@@ -207,8 +207,7 @@ class Scorer:
                 states = first_tensor(record.output)
                 if states is None or states.ndim != 3:
                     raise UnsupportedLayerError(
-                        f"Layer {record.index} ({record.name}) does not return a tensor (batch, tokens, d), so its "
-                        "states cannot be probed."
+                        f"Layer {record.index} ({record.name}) returns no tensor (batch, tokens, d)."
                     )
                 return states[torch.arange(len(states), device=states.device), targets].float().cpu()
 

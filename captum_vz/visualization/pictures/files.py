@@ -154,8 +154,7 @@ def describe(figure: Any) -> Description:
     contents = _contents_of(figure)
     if not contents:
         raise ArgumentError(
-            f"Nothing in this {type(figure).__name__} was drawn by captum_vz: pass a figure of draw_maps, draw_row, "
-            "draw_comparison, draw_route, draw_audio, or of a plot method of this package."
+            f"Nothing in this {type(figure).__name__} was drawn by captum_vz: pass a figure that it has drawn."
         )
     columns = tuple(dict.fromkeys(name for one in contents for name in one.columns))
     lines = (dict(zip(one.columns, row, strict=True)) for one in contents for row in one.rows())

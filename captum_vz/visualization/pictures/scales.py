@@ -93,10 +93,7 @@ def make_scale(
     if scale not in names:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, names))}.")
     if vmax is not None and (scale == part or not 0 < vmax < math.inf):
-        raise ArgumentError(
-            f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root', because {part!r} "
-            f"ends each scale at the largest score of its {part}."
-        )
+        raise ArgumentError(f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root'.")
     signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in (counted or panels)]
     most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)

@@ -258,10 +258,7 @@ def _patches(row: Tensor, pixels: Array, grid: tuple[int, int] | None) -> Tensor
                 f"{_MOST_EXTRA} tokens before it: pass grid=(rows, columns)."
             )
     if count < grid[0] * grid[1]:
-        raise ArgumentError(
-            f"row has {count} scores, which are too few for a grid of {grid[0]} by {grid[1]} patches: pass "
-            "grid=(rows, columns) of the model."
-        )
+        raise ArgumentError(f"row has {count} scores, too few for {grid[0]} by {grid[1]} patches: pass another grid=.")
     return row[count - grid[0] * grid[1] :].view(grid)
 
 
