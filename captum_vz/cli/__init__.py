@@ -125,11 +125,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parsed(typed: Sequence[str]) -> argparse.Namespace:
-    """The options that were typed.
-
-    Raises:
-        SystemExit: With status 0 after help, and with status 2 after one line on stderr that says what is wrong.
-    """
+    """The options that were typed. After help, it exits with status 0; after a wrong option with 2, and one line."""
     commands, first = parser(), typed[0] if typed else "--help"
     try:
         if first in GONE:

@@ -31,7 +31,8 @@ def study(options: argparse.Namespace) -> None:
         examples, notes = _examples(options)
         how = {"engine": options.engine, "quiet": options.quiet or options.json}
         found = run_study(options.model, examples, options.folder, options.methods, metrics, **how)
-    _show(options, found, notes, metrics)
+    if os.environ.get("RANK", "0") == "0":  # the main process of several
+        _show(options, found, notes, metrics)
     with _study_errors():
         found.check_used()
 
@@ -67,9 +68,7 @@ def _examples(options: argparse.Namespace) -> tuple[list[Example], list[str]]:
 
 
 def _show(options: argparse.Namespace, study: Study, notes: Sequence[str], metrics: Sequence[str]) -> None:
-    """Show a study and notes on its sentences as the options say, in the main process only."""
-    if os.environ.get("RANK", "0") != "0":
-        return
+    """Show a study and notes on its sentences as the options say."""
     if options.html is not None:
         save_page(_page(study, notes, metrics), options.html)
     if options.json:

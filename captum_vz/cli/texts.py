@@ -253,11 +253,7 @@ def _mask(found: GenerationAttribution, given: list[str], has_encoder: bool) -> 
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Verify the model and print the report.
-
-    Raises:
-        SystemExit: With status 1, if a check fails.
-    """
+    """Verify the model and print the report. If a check fails, it exits with status 1."""
     text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
     check_text(text)
     with working(f"loading {options.model}") as say:

@@ -46,11 +46,8 @@ class DecisionMethod(Method):
         """The mean, or one view if the other refuses the model."""
         target = question.target if callable(question.target) else str(question.target)
         key = self, str(question.places), target, str(question.foil)
-        if key not in question.kept:
-            question.kept[key] = self._rows(subject, question, features)
-        return question.kept[key]
-
-    def _rows(self, subject: Subject, question: Question, features: Tensor | None) -> list[Tensor]:
+        if key in question.kept:
+            return question.kept[key]
         found, used, refused = list[Tensor](), list[str](), None
         for method, asked in self._asked(subject, question):
             try:
@@ -66,7 +63,8 @@ class DecisionMethod(Method):
             assert refused is not None  # each of them has refused
             raise refused
         question.kept[self] = ", ".join(used[:-1]) + " and " * (len(used) > 1) + used[-1]
-        return [added(normalize_rows(torch.stack(found).mean(0)), features)]
+        question.kept[key] = [added(normalize_rows(torch.stack(found).mean(0)), features)]
+        return question.kept[key]
 
     def used(self, question: Question) -> str:
         """The titles of the methods that :meth:`rows` has used for this question."""

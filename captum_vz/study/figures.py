@@ -86,7 +86,8 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     figure, panels = stacked([LINES + 0.75, max(0.5, ROW * drawn["method"].nunique()) + 0.8], len(models))
     for above, below, model in zip(panels[::2], panels[1::2], models, strict=True):
         of_model = drawn[drawn["model"] == model]
-        title, last = metric_title(metric), last_layers(of_model)
+        title, last = metric_title(metric), of_model.groupby("method", sort=False).tail(1)
+        last = last.set_index("method", drop=False).loc[in_order(last["method"])].reset_index(drop=True)
         draw_layers(above, of_model)
         above.set_ylabel(title, fontsize=FONT)
         note, single = "hollow: all layers", last["method"].map(is_single_layer) & last["layer"].notna()
@@ -258,12 +259,6 @@ def _metric(name: str) -> Metric:
 def metric_title(metric: str) -> str:
     """The name of a metric in a figure."""
     return _metric(metric).title
-
-
-def last_layers(rows: DataFrame) -> DataFrame:
-    """For each method the row of its last layer, or its only row, in the order of all figures."""
-    last = rows.groupby("method", sort=False).tail(1).set_index("method", drop=False)
-    return last.loc[in_order(last["method"])].reset_index(drop=True)
 
 
 def write_title(panel: Axes, title: str) -> None:

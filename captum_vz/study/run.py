@@ -227,11 +227,7 @@ class Job(NamedTuple):
                     left[model] = [one for one in blocks if not self._do(model, one, load, advance, timeout)]
 
     def scorer(self, name: str, loaded: store.Loaded) -> Scorer:
-        """A scorer of the methods.
-
-        Raises:
-            ValueError: The model is in train mode, or it can have none of the metrics.
-        """
+        """A scorer of the methods. A model in train mode, or one that can have none of the metrics, is refused."""
         without = self.without(loaded)
         if len(without) == len(self.metrics):
             raise ValueError(

@@ -15,6 +15,7 @@ from captum_vz._private import input_embeddings
 from captum_vz.errors import ArgumentError
 from captum_vz.subjects import Subject, heads
 from captum_vz.visualization import readable_tokens
+from captum_vz.visualization.tokens import position_of
 
 #: Special tokens at the ends of texts, and whether they begin a text.
 ENDS: Final = {"cls": True, "bos": True, "sep": False, "eos": False}
@@ -96,17 +97,10 @@ def find_token(
     >>> find_token(None, tokens, [False] * 4, [True, False, False, True]), find_token("It", tokens, [], [])
     (2, 1)
     """
-    count = len(tokens)
     if wanted is None:
         return masks.index(True) if any(masks) else max(i for i, its in enumerate(special) if not its)
     if isinstance(wanted, int) or wanted.lstrip("-").isdecimal():
-        position = int(wanted)
-        if not -count <= position < count:
-            raise ArgumentError(
-                f"token {position} is out of range: there are {count} tokens, positions {-count} to {count - 1}.",
-                "token",
-            )
-        return position % count
+        return position_of(int(wanted), tokens) or 0
     places = [i for i, token in enumerate(tokens) if token == wanted]
     places = places or [i for i, token in enumerate(tokens) if token.casefold() == wanted.casefold()]
     if not places:

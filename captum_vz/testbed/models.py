@@ -90,11 +90,7 @@ def load_model(
 
 
 def model_source(name: str | Path) -> Path | None:
-    """The folder of a model that has a name, or its GGUF file. None: it has none.
-
-    Raises:
-        ArgumentError: Its package is not installed.
-    """
+    """The folder of a model that has a name, or its GGUF file. None: it has none. A missing package is an error."""
     if name not in PACKAGED:
         return EMBEDDED.get(name)
     packaged = PACKAGED[name]

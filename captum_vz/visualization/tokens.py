@@ -244,6 +244,5 @@ def position_of(token: int | None, tokens: Sequence[str]) -> int | None:
     count = len(tokens)
     if token is None or -count <= token < count:
         return token if token is None else token % count
-    raise ArgumentError(
-        f"token {token} is out of range: there are {count} tokens, so pass a position from {-count} to {count - 1}."
-    )
+    told = f"there are {count} tokens, so pass a position from {-count} to {count - 1}"
+    raise ArgumentError(f"token {token} is out of range: {told}.", "token")

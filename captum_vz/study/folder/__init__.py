@@ -155,12 +155,8 @@ def claim(
 ) -> list[Block]:
     """Add models, "methods" and "metrics" with their codes, and examples to the study in a folder, which may be new.
 
-    Returns:
-        The blocks that hold the passed examples.
-
-    Raises:
-        ValueError: The folder holds something else, a study of another version, or other examples of an id.
-        OSError: The folder cannot be written.
+    The result are the blocks that hold the passed examples. A folder with something else, with a study of another
+    version or with other examples of an id is a ValueError, and one that cannot be written an OSError.
     """
     manifest = folder / MANIFEST
     entries = [path.name for path in folder.iterdir()] if folder.is_dir() and not manifest.is_file() else []
@@ -214,10 +210,7 @@ def code_identity(thing: Any, given: str | None = None) -> str:
 
     What it holds: its base classes, what it encloses, the state of objects, and the arguments of partials. Files that
     it imports are not covered. In a session without files, neither are the functions that it calls. A version that the
-    user gives stands for all of it.
-
-    Raises:
-        ArgumentError: It holds something that cannot be compared, such as an open file.
+    user gives stands for all of it. What cannot be compared, such as an open file, is refused.
     """
     core = unwrapped(thing)
     core = getattr(core, "__func__", core)  # of a method

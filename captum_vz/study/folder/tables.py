@@ -64,8 +64,7 @@ def write_table(folder: Path, stem: str, table: Any) -> list[Any]:
 def read_table(folder: Path, entry: Sequence[Any], columns: Sequence[str] | None = None) -> Any:
     """A table of pyarrow that the manifest lists: all columns, or some, with names as codes.
 
-    Raises:
-        ValueError: The file is missing, or its bytes have changed.
+    A file that is missing, or whose bytes have changed, is a ValueError.
     """
     path = folder / entry[0]
     data = path.read_bytes() if path.is_file() else b""
@@ -78,8 +77,7 @@ def read_table(folder: Path, entry: Sequence[Any], columns: Sequence[str] | None
 def part_of(folder: Path, settings: Mapping[str, Any], model: str, block: Block) -> dict[str, Any] | None:
     """The part of a model and a block. None: it is not there, or a file of it was deleted.
 
-    Raises:
-        ValueError: A file has another size than when it was written.
+    A file of another size than when it was written is a ValueError.
     """
     part: dict[str, Any] | None = settings["parts"].get(model, {}).get(str(block.number))
     for name, size, _ in part["files"].values() if part else ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal
 
@@ -102,6 +102,7 @@ class Metric:
         return self.runs_model or self.needs_forms
 
 
+@dataclass(eq=False, repr=False)
 class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
@@ -113,13 +114,12 @@ class EvaluationBatch:
         method: The name of the method whose rows are evaluated.
     """
 
-    def __init__(
-        self, examples: Sequence[Example], rows: Sequence[Row], encoded: Sequence[Encoded], scorer: Any
-    ) -> None:
-        self.examples, self.encoded = examples, encoded
-        self.method = ""
-        self._kept: dict[Any, Any] = {}  # what the metrics of all methods share
-        self._rows, self._known_scorer = rows, scorer
+    examples: Sequence[Example]
+    _rows: Sequence[Row]
+    encoded: Sequence[Encoded]
+    _known_scorer: Any
+    method: str = ""
+    _kept: dict[Any, Any] = field(default_factory=dict)  # what the metrics of all methods share
 
     @property
     def _scorer(self) -> Any:

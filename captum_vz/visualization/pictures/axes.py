@@ -270,13 +270,6 @@ def largest_font(texts: Iterable[str], width: float, largest: float) -> float:
     return font
 
 
-def fit_titles(titles: Iterable[str], width: float) -> tuple[list[str], float]:
-    """Titles that are no wider than a panel, and their font. One that does not fit has two lines, or is cut."""
-    titles = list(titles)
-    font = largest_font(titles, width, FONT_SIZE + 1.5)
-    return [in_lines(title, width, font, 3, max_lines=2, placeholder="…") for title in titles], font
-
-
 def write_heading(figure: FigureBase, title: str, **look: Any) -> None:
     """Write the title of a figure."""
     set_label(figure.suptitle(title, **look))

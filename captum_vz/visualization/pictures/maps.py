@@ -154,7 +154,10 @@ def _draw_panels(
     """Draw each panel into its axes. `edges`: whether the axes are the lowest ones, and the first ones."""
     rows, columns, marked = panels.rows, panels.columns, panels.marked
     high, wide = len(rows.labels), len(columns.labels)
-    titles, title_font = axes.fit_titles(colors.titled(panels.scores), min(axes.size_of(one)[0] for one in given))
+    titles, width = colors.titled(panels.scores), min(axes.size_of(one)[0] for one in given)
+    title_font = axes.largest_font(titles, width, axes.FONT_SIZE + 1.5)
+    # A title that is wider than its panel has two lines, or is cut.
+    titles = [axes.in_lines(one, width, title_font, 3, max_lines=2, placeholder="…") for one in titles]
     for index, (panel, (name, scores)) in enumerate(zip(given, panels.scores.items(), strict=True)):
         panel.imshow(scores.numpy(), cmap=colors.colors, norm=colors.norms[index], interpolation="nearest")
         axes.set_label(panel.set_title(titles[index], fontsize=title_font, pad=3))

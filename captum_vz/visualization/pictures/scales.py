@@ -88,13 +88,14 @@ def make_scale(
     names = ("shared", part, "root")
     if scale is not None or vmax is not None or len(apart) == len(panels):
         apart = range(len(panels)) if scale == part else ()
-    if scale is None:
-        scale = "root" if all(map(_are_shares, panels)) else "shared"
+    signed = any(bool((one < 0).any()) for one in panels)
+    if scale is None:  # scores are shares if none is negative, and rows sum to at most 1
+        sums = [float(one.sum(-1).max()) for one in panels if one.numel()]
+        scale = "shared" if signed or max(sums, default=0.0) > _MOST_SHARES else "root"
     if scale not in names:
         raise ArgumentError(f"scale is {scale!r}: pass one of {', '.join(map(repr, names))}.")
     if vmax is not None and (scale == part or not 0 < vmax < math.inf):
         raise ArgumentError(f"vmax is {vmax!r} with scale {scale!r}: pass a positive number with 'shared' or 'root'.")
-    signed = any(bool((one < 0).any()) for one in panels)
     highest = [float(one.abs().max()) if one.numel() else 0.0 for one in (counted or panels)]
     most = vmax or max((one for place, one in enumerate(highest) if place not in apart), default=0.0)
     ends = [(highest[place] if place in apart else most) or 1.0 for place in range(len(panels))]
@@ -107,11 +108,6 @@ def make_scale(
 def rollouts(names: Iterable[str]) -> list[int]:
     """The panels of rollouts, which end at their own largest score."""
     return [place for place, name in enumerate(names) if "rollout" in name.lower()]
-
-
-def _are_shares(scores: Tensor) -> bool:
-    """Whether scores `(..., in)` can be shares: not negative, and with rows that sum to at most 1."""
-    return not bool((scores < 0).any()) and float(scores.sum(-1).max() if scores.numel() else 0.0) <= _MOST_SHARES
 
 
 def bar_room(label: str, width: float) -> float:
