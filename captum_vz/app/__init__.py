@@ -19,23 +19,11 @@ from captum_vz.app.tasks import Target, read_input_of, targets_of
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import deciding_layer
 from captum_vz.generation import GenerationAttribution, attribute_generation
-from captum_vz.methods import (
-    DECIDING,
-    DECISION,
-    DEEP,
-    MAPS,
-    METHODS,
-    Method,
-    Question,
-    as_method,
-    check_layer,
-    name_of,
-    rollout_of,
-    shares,
-)
+from captum_vz.methods import Method, Question, as_method, check_layer, name_of, shares
 from captum_vz.methods.decision import AGAINST_ALL, DecisionMethod
 from captum_vz.methods.kinds import LayerMethod
 from captum_vz.methods.method import WrongScoresError
+from captum_vz.methods.registry import DECIDING, DECISION, DEEP, MAPS, METHODS, rollout_of
 from captum_vz.result import Explanation, Explanations, Maps, Part, Row
 from captum_vz.subjects import Subject, heads, subject_of
 from captum_vz.subjects.signals import source_names

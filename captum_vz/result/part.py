@@ -59,27 +59,16 @@ class Maps:
 
 @dataclass
 class Part:
-    """What one method computed.
+    """What one method computed."""
 
-    Attributes:
-        name: The name of the method.
-        method: The method, as a row of :data:`~captum_vz.study.METHODS`.
-        rows: The rows at the layer that is shown, one for each thing that is explained.
-        scores: All scores, raw and with their signs, `(rows, layers, tokens)`.
-        layers: The names of these layers.
-        layer: The layer that is shown, from 0; of joined maps, the last of the layers; None: all layers.
-        make_maps: Computes the maps, when they are first needed.
-        is_causal: Whether the model predicts next words, so that all tokens can draw on the first one.
-    """
-
-    name: str
-    method: Method
-    rows: list[Row]
-    scores: Tensor
-    layers: tuple[str, ...]
-    layer: int | None
-    make_maps: Callable[[], Maps] = Maps
-    is_causal: bool = False
+    name: str  #: the name of the method
+    method: Method  #: the method, as a row of :data:`~captum_vz.study.METHODS`
+    rows: list[Row]  #: the rows at the layer that is shown, one for each thing that is explained
+    scores: Tensor  #: all scores, raw and with their signs, `(rows, layers, tokens)`
+    layers: tuple[str, ...]  #: the names of these layers
+    layer: int | None  #: the layer that is shown, from 0; of joined maps, the last of the layers; None: all layers
+    make_maps: Callable[[], Maps] = Maps  #: computes the maps, when they are first needed
+    is_causal: bool = False  #: whether the model predicts next words, so that all tokens can draw on the first one
 
     @cached_property
     def maps(self) -> Maps:

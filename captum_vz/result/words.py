@@ -31,26 +31,15 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"')\]]*(?=\s|$)|[。！？]+|\n+")
 
 @dataclass(frozen=True)
 class TokenText:
-    """Tokens as a person reads them, and the groups that they form.
+    """Tokens as a person reads them, and the groups that they form. Masks and unknown words are no special tokens."""
 
-    Attributes:
-        ids: The token ids. -1 for a group of several tokens.
-        labels: The tokens, as :func:`~captum_vz.visualization.readable_tokens` writes them.
-        words: The number of each token's word.
-        word_texts: The words.
-        sentences: The number of each token's sentence.
-        special: Whether each token is a special token, such as BOS or the marks of a chat template. Masks and unknown
-            words are content.
-        sections: The named parts, such as the messages of a chat.
-    """
-
-    ids: tuple[int, ...]
-    labels: tuple[str, ...]
-    words: tuple[int, ...]
-    word_texts: tuple[str, ...]
-    sentences: tuple[int, ...]
-    special: tuple[bool, ...]
-    sections: tuple[Section, ...] = ()
+    ids: tuple[int, ...]  #: the token ids; -1 for a group of several tokens
+    labels: tuple[str, ...]  #: the tokens, as :func:`~captum_vz.visualization.readable_tokens` writes them
+    words: tuple[int, ...]  #: the number of each token's word
+    word_texts: tuple[str, ...]  #: the words
+    sentences: tuple[int, ...]  #: the number of each token's sentence
+    special: tuple[bool, ...]  #: whether each token is special, such as BOS or the marks of a chat template
+    sections: tuple[Section, ...] = ()  #: the named parts, such as the messages of a chat
 
     @classmethod
     def of(

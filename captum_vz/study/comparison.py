@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz.app import explained_by
 from captum_vz.app.inputs import Wish
@@ -37,7 +37,6 @@ def compare(
     tokenizer: Any = None,
     foil: int | str | None = None,
     layer: int | Literal["deciding"] = -1,
-    layers: list[nn.Module] | None = None,
     token: int | str | None = None,
     truth: bool = False,
     patch: tuple[str, str] | None = None,
@@ -62,7 +61,6 @@ def compare(
         layer: The layer of methods with a map for each layer, from 0; the last layer of rollouts. Negative numbers
             count from the end. Methods without layers ignore it. "deciding": for each method with a map for each layer
             the one that decides, see :func:`captum_vz.explain`; the others have their last layer.
-        layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
         token: The token that is explained, by its position (negative ones count from the end) or as it is written.
             Logits of words, and labels of tokens, are read there. None: the mask or, without a mask, the last token
             that is no special token; for labels of the whole text the token that the head reads, such as `[CLS]`.
@@ -95,7 +93,6 @@ def compare(
     told = list[str]()
     if subject.task not in (ANSWER, SENTENCE):  # also if no method explains the output
         told = _numbers(subject.model, subject.tokenizer, target, foil)[1]
-    subject = subject if layers is None else replace(subject, layers=layers)
     if subject.task == TOKENS and token is None:  # a table has one row
         token = prepare_text(subject.model, subject.tokenizer, text).token
     taken = truth_of(text, subject, token, target, foil, patch) if truth or patch else None

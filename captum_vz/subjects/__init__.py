@@ -81,10 +81,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
     """The model that a user passes to :func:`captum_vz.explain`, with what makes its inputs.
 
     `hub` says whether the Hugging Face hub may be asked for a name, `stack` which layers :func:`captum_vz.find_layers`
-    returns.
-
-    Raises:
-        ArgumentError: It is something else, the tokenizer is missing, or there is no such stack.
+    returns. Anything else, and a model without its tokenizer, is refused.
 
     >>> subject_of("agreement").task
     'masked-lm'

@@ -88,10 +88,7 @@ def find_token(
     """The position of a token that is given by its position, also as a string of digits, or as it is written.
 
     Negative positions count from the end. None: the first mask or, without a mask, the last token that is no special
-    token.
-
-    Raises:
-        ArgumentError: There is no such token, or there are several.
+    token. If there is no such token, or if there are several, it is refused.
 
     >>> tokens = ["[CLS]", "it", "is", "[SEP]"]
     >>> find_token(None, tokens, [False] * 4, [True, False, False, True]), find_token("It", tokens, [], [])

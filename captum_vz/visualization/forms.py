@@ -137,12 +137,9 @@ def columns_of(text: str) -> int:
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[int] = ()) -> str:
     """Aligned columns, one line for each row. Control characters are written as escapes.
 
-    A table that is wider than the terminal is written in parts, each with the first column.
-
-    Args:
-        heads: The heads of the columns, which may have several lines.
-        rows: Cells. A list is a cell in parts: pairs of a text and the share from -1 to 1 that colours it, or None.
-        right: The columns that are aligned at the right, also their heads.
+    A table that is wider than the terminal is written in parts, each with the first column. Heads may have several
+    lines. A cell that is a list is in parts: pairs of a text and the share from -1 to 1 that colours it, or None. The
+    columns of `right`, and their heads, are aligned at the right.
 
     >>> print(text_table(["token", "share"], [["hat", "0.5"], ["pictures", "0.25"]], right=[1]))
     token     share
@@ -177,12 +174,7 @@ def _shown(cell: Any) -> tuple[str, int]:
 
 
 def page(title: str, *parts: str, style: str = _STYLE) -> str:
-    """A page in ASCII, so that it is read alike in any encoding.
-
-    Args:
-        title: The title and the heading.
-        parts: HTML, as the other functions of this module return it.
-        style: The style sheet.
+    """A page in ASCII, so that it is read alike in any encoding. Its parts are HTML of the functions below.
 
     >>> "<h1>a &lt;b&gt;</h1>" in page("a <b>", paragraph("\N{BULLET}"))
     True
@@ -204,14 +196,10 @@ def paragraph(text: str) -> str:
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], marked: int | None = None) -> str:
-    """A table whose first column names the rows.
+    """A table whose first column names the rows, with a row that is marked.
 
-    Args:
-        caption: What the table shows.
-        heads: The heads of the columns.
-        rows: Cells: text, or shares, which are floats. A share is written with three digits, on a background that
-            darkens from 0 to 1; NaN is empty.
-        marked: The row that is marked.
+    Cells are text, or shares, which are floats. A share is written with three digits, on a background that darkens from
+    0 to 1; NaN is empty.
     """
     top = "".join(f'<th scope="col">{_text(head)}</th>' for head in heads)
     lines = "".join(

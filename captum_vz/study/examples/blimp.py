@@ -110,10 +110,7 @@ def find_cue(record: Record) -> list[int]:
     - ``anaphor_number_agreement``: all words of the subject, to which the anaphor refers: a name, a bare noun, or a
       determiner ("a lot of") and a noun.
 
-    There are none if the sentence does not have the form that the rule expects.
-
-    Raises:
-        ValueError: There is no rule for the paradigm.
+    There are none if the sentence does not have the form that the rule expects. A paradigm without a rule is refused.
     """
     rule = _RULES.get(record.get("UID", ""))
     if rule is None:

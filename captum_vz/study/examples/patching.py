@@ -71,16 +71,13 @@ class _Changed(Intervention):
         return self.change(self.place, values, zeroed)
 
 
-def value_patching(
-    model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
-) -> Patched:
+def value_patching(model: Any, tokenizer: Any, example: Example, *, together: bool = False) -> Patched:
     """What is lost if a token's value vector comes from the sentence whose cue has the other number.
 
     The weights of the attention stay those that the model computes. Each token is patched alone.
 
-    The example has ``other_cue``, and its two sentences have equally many tokens. Without `layers`, they are those of
-    :func:`~captum_vz.find_layers`. Row l patches the value in layer l only or, `together`, in layers 0 to l at once,
-    for methods that join layers.
+    The example has ``other_cue``, and its two sentences have equally many tokens. Row l patches the value in layer l
+    only or, `together`, in layers 0 to l at once, for methods that join layers.
 
     Raises:
         BadExampleError: The example has no other cue, no two forms of one token each, or sentences of other lengths.
@@ -92,12 +89,10 @@ def value_patching(
     >>> example.words[int(found.shares[-1].argmax()) - 1]
     'documentary'
     """
-    return Pair.of_example(model, tokenizer, example, layers).values(together)
+    return Pair.of_example(model, tokenizer, example).values(together)
 
 
-def activation_patching(
-    model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None = None, *, together: bool = False
-) -> Patched:
+def activation_patching(model: Any, tokenizer: Any, example: Example, *, together: bool = False) -> Patched:
     """What is lost if a token's state before a layer comes from the sentence whose cue has the other number.
 
     The state is the residual stream: what the layer is given at the token's place. Each token is patched alone. Row l
@@ -108,7 +103,7 @@ def activation_patching(
         BadExampleError: See :func:`value_patching`.
         UnsupportedLayerError: A layer is not given states `(batch, tokens, d)`, or runs more than once.
     """
-    return Pair.of_example(model, tokenizer, example, layers).states(together)
+    return Pair.of_example(model, tokenizer, example).states(together)
 
 
 class Pair:
@@ -128,7 +123,7 @@ class Pair:
         self.clean, self.clean_other = (self._difference(model(**one).logits) for one in texts)
 
     @classmethod
-    def of_example(cls, model: Any, tokenizer: Any, example: Example, layers: Sequence[nn.Module] | None) -> Pair:
+    def of_example(cls, model: Any, tokenizer: Any, example: Example) -> Pair:
         """An example and its counterpart."""
         options: dict[str, Any] = {"needs_forms": True, "until_target": predicts_next(model)}
         this, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
@@ -139,7 +134,7 @@ class Pair:
             )
         assert this.forms is not None
         texts = (pad(tokenizer, [this], model.device), pad(tokenizer, [other], model.device))
-        return cls(model, find_layers(model) if layers is None else layers, texts, this.target, this.forms)
+        return cls(model, find_layers(model), texts, this.target, this.forms)
 
     @torch.no_grad()
     def values(self, together: bool, first: int = 0) -> Patched:

@@ -78,8 +78,7 @@ def _patching(title: str, patching: Patching, measure: Callable[[Tensor, Tensor]
             told = f"the method has {len(rows)} rows, and the model {len(layers)} layers"
             raise ArgumentError(f"{told}: patching needs as many.")
         for place, example in enumerate(batch.examples):
-            made = partial(Pair.of_example, batch.model, batch.tokenizer, example, layers)
-            pair = batch.once(("pair", example.id), made)
+            pair = batch.once(("pair", example.id), partial(Pair.of_example, batch.model, batch.tokenizer, example))
             patched = batch.once((patching.__name__, example.id, joins), partial(patching, pair, joins))
             truth = patched.shares[-len(rows) :]
             found.append(measure(truth, rows[:, place, : truth.shape[-1]]))

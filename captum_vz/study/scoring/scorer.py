@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_vz import find_layers
 from captum_vz._engine import LayerPass, LayerRecord, first_tensor
@@ -62,7 +62,6 @@ class Scorer:
         batch_tokens: The most tokens in a batch, padding included; a longer sentence is a batch of its own. A method
             that runs out of memory gets batches of half as many tokens from then on. Batches change numbers by
             rounding only.
-        layers: The layers of the model, if :func:`~captum_vz.find_layers` does not find them.
 
     Raises:
         ValueError: The model is in train mode; a method or metric is unknown; or a metric needs what the model lacks.
@@ -86,7 +85,6 @@ class Scorer:
         *,
         batch_size: int = 32,
         batch_tokens: int = BATCH_TOKENS,
-        layers: list[nn.Module] | None = None,
     ) -> None:
         self.model = encoder_of(model)
         if self.model.training:  # every method would refuse every example
@@ -102,7 +100,7 @@ class Scorer:
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
         self._fitting: dict[str, int] = {}  # the most tokens for a method that ran out of memory
-        self.layers = find_layers(self.model) if layers is None else list(layers)
+        self.layers = find_layers(self.model)
 
     @property
     def schema(self) -> Any:
