@@ -27,16 +27,12 @@ EFFECT, EFFECT_OF_LAYER = "value-zeroing-effect", "value-zeroing-effect-layer"
 BY_MAPS: Final = (heads.MASKED, heads.CAUSAL, heads.SEQ2SEQ, heads.ENCODER)
 #: Tasks whose prediction is of the whole input, so that no token chooses what is predicted.
 OF_WHOLE: Final = (heads.SEQUENCE, heads.CHOICE, heads.ANSWER, heads.IMAGE, heads.AUDIO, heads.SENTENCE)
-#: What a user passes as `token` for a row of each word.
-EVERY_WORD = "*"
-#: What a user passes as `words`.
-GROUPS: Final = (False, True, "words", "clauses", "sentences")
+EVERY_WORD = "*"  #: what a user passes as `token` for a row of each word
+GROUPS: Final = (False, True, "words", "clauses", "sentences")  #: what a user passes as `words`
 #: What is wrong with a model that reads more tokens than the text has.
 ADDED = "it adds its own, as prompt tuning does. Use the classes, such as ValueZeroing, whose rows count them."
-#: The tensors of an output that tasks read.
-FIELDS = ("logits", "start_logits", "end_logits")
-#: The part of a window that the next window repeats, if the user does not say.
-OVERLAP = 4
+FIELDS = ("logits", "start_logits", "end_logits")  #: the tensors of an output that tasks read
+OVERLAP = 4  #: the part of a window that the next window repeats, if the user does not say
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ def completed(tokenizer: Any) -> Any:
     if callable(getattr(tokenizer, "encode", None)) and callable(getattr(tokenizer, "decode", None)):
         return _Completed(tokenizer)
     raise ArgumentError(
-        f"tokenizer is of type {type(tokenizer).__name__}: pass a tokenizer of transformers, an object with encode and "
-        "decode, or None with token ids."
+        f"tokenizer is of type {type(tokenizer).__name__}: pass one with encode and decode, or None with token ids."
     )
 
 
@@ -221,8 +220,7 @@ def _without_padding(tokenizer: Any, ids: list[int], index: int, mask: Tensor | 
     mask = torch.atleast_2d(torch.as_tensor(mask))
     if mask.ndim != 2 or len(mask) != batch or mask.shape[1] < len(ids):
         raise ArgumentError(
-            f"attention_mask is {tuple(mask.shape)}, but prompt {index} of {batch} has {len(ids)} tokens: pass 1 for "
-            f"tokens and 0 for padding, ({batch}, {len(ids)})."
+            f"attention_mask is {tuple(mask.shape)}: pass 1 for tokens and 0 for padding, ({batch}, {len(ids)})."
         )
     kept = mask[index, : len(ids)].nonzero()[:, 0].tolist()
     if not kept or kept[-1] - kept[0] >= len(kept):

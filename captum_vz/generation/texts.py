@@ -64,8 +64,7 @@ def finish_texts(
     taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
     if taken:
         raise ArgumentError(
-            f"{', '.join(sorted(taken))} would change what the model reads, but the maps are computed from token ids "
-            "alone. Leave it out, or pass a model that adds it itself."
+            f"{', '.join(sorted(taken))} would change what the model reads, but maps are computed from token ids alone."
         )
     start = _start(model, options) if is_encoder_decoder(model) else ()
     if generated is None and prompts[0].rest is None:

@@ -25,8 +25,7 @@ from captum_vz.methods.method import Method, Question, WrongScoresError, added, 
 from captum_vz.methods.registry import METHODS, check_methods, known_methods
 from captum_vz.subjects import Subject
 
-#: How the names of the modules of plugins begin.
-PLUGIN: Final = "captum_vz_plugin_"
+PLUGIN: Final = "captum_vz_plugin_"  #: how the names of the modules of plugins begin
 
 #: The method of each class of this package.
 _KINDS: Final[dict[type, Any]] = {
@@ -38,8 +37,7 @@ _KINDS: Final[dict[type, Any]] = {
     AttnLRP: kinds.RelevanceMethod,
     TokenAttribution: kinds.GradientMethod,
 }
-# What stands for the model in the classes of Captum and of this package.
-_MODEL = ("forward_func", "model")
+_MODEL = ("forward_func", "model")  # what stands for the model in the classes of Captum and of this package
 
 
 @dataclass
@@ -233,7 +231,7 @@ def as_method(method: Any, *, layered: bool = False) -> Method:
         return ObjectMethod(kind=method, layered=layered, **own)
     if callable(method):
         of_model = len(required(method)) >= 2
-        _check_function(method, "one argument, a Batch, or of two, the model and its layers", 1 + of_model)
+        _check_function(method, 1 + of_model)
         if of_model:
             return BuiltMethod(build=method, each_layer=layered, **own)
         return ForeignMethod(kind=method, layered=layered, **own)
@@ -265,8 +263,8 @@ def _check_class(method: Any) -> None:
         )
 
 
-def _check_function(method: Callable[..., Any], takes: str, count: int) -> None:
-    """Refuse a function that cannot be called with `count` positional arguments, which `takes` names."""
+def _check_function(method: Callable[..., Any], count: int) -> None:
+    """Refuse a function that cannot be called with a Batch, or with the model and its layers: `count` arguments."""
     try:
         signature(method).bind(*[None] * count)
     except ValueError:  # functions written in C have no signature
@@ -274,8 +272,8 @@ def _check_function(method: Callable[..., Any], takes: str, count: int) -> None:
     except TypeError as error:
         name = getattr(unwrapped(method), "__name__", type(method).__name__)
         raise ArgumentError(
-            f"method is the function {name}{signature(method)}: pass a function of {takes}, a name, or a "
-            "class such as ValueZeroing."
+            f"method is the function {name}{signature(method)}: pass a function of one argument, a Batch, or of two, "
+            "the model and its layers, a name, or a class such as ValueZeroing."
         ) from error
 
 

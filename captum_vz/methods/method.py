@@ -19,10 +19,8 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.subjects import Subject
 
-#: An index of the output of one example: `(class,)`, or `(token, class)`.
-Index = tuple[int, ...]
-#: Reads the explained number of each example from an output, `(batch,)`.
-Reader = Callable[[Any], Tensor]
+Index = tuple[int, ...]  #: an index of the output of one example: `(class,)`, or `(token, class)`
+Reader = Callable[[Any], Tensor]  #: reads the explained number of each example from an output, `(batch,)`
 #: The residual of methods whose maps hold the residual connection, and of methods that join no maps.
 INSIDE: Final = "inside"
 

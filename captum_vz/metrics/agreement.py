@@ -56,7 +56,7 @@ def cue_dot_product(scores: Tensor, cues: Tensor, keep: Tensor | None = None) ->
     if keep is not None:
         if (values < 0).any():
             raise ArgumentError(
-                "scores has negative values, which make no shares: take absolute values, or pass no keep."
+                "scores has negative values, which make no shares: take absolute values first, or no keep."
             )
         values = normalize_rows(values)
         missing = missing | (values.sum(-1) == 0)

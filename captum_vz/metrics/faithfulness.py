@@ -33,8 +33,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.metrics.agreement import describe, scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction
 
-#: The shares of tokens that ERASER removes or keeps.
-FRACTIONS: Final = (0.01, 0.05, 0.1, 0.2, 0.5)
+FRACTIONS: Final = (0.01, 0.05, 0.1, 0.2, 0.5)  #: the shares of tokens that ERASER removes or keeps
 #: Up to how many content tokens all sets of tokens are tried. In longer sentences, the search is greedy.
 EXHAUSTIVE: Final = 8
 

@@ -15,8 +15,7 @@ from captum_vz.metrics.agreement import describe
 with needs_extra("captum_vz.metrics", "study"):
     from scipy import stats
 
-#: Up to how many examples Wilcoxon's test is exact.
-_EXACT: Final = 50
+_EXACT: Final = 50  #: up to how many examples Wilcoxon's test is exact
 
 
 class Summary(NamedTuple):

@@ -81,7 +81,7 @@ def description_length(
     ends = [round(share * len(states)) for share in BOUNDARIES]
     if ends[0] < 2 or len(set(ends)) < len(ends):
         raise ArgumentError(
-            f"{len(states)} examples make blocks that end at {ends}, too small for a probe: pass more examples."
+            f"{len(states)} examples make blocks that end at {ends}: the first needs 2. Pass more examples."
         )
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))
     h, y = states.detach().cpu().float()[order], labels.detach().cpu().long()[order]
@@ -273,7 +273,6 @@ def _check(states: Tensor, labels: Tensor, classes: int | None) -> int:
     classes = highest + 1 if classes is None else classes
     if int(labels.min()) < 0 or highest >= classes or classes < 2:
         raise ArgumentError(
-            f"labels run from {int(labels.min())} to {highest}, of {classes} classes: pass integers from 0, of at "
-            "least two classes."
+            f"labels run from {int(labels.min())} to {highest}, of {classes} classes: pass integers from 0."
         )
     return classes

@@ -24,10 +24,8 @@ from captum_vz.visualization.tokens import quoted
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The name of the truth by blanking out.
-TRUTH: Final = "blank-out"
-#: What a model predicts, with probabilities.
-Predictions = list[tuple[str, float]]
+TRUTH: Final = "blank-out"  #: the name of the truth by blanking out
+Predictions = list[tuple[str, float]]  #: what a model predicts, with probabilities
 
 
 @dataclass

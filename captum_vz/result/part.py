@@ -17,8 +17,7 @@ from captum_vz.visualization import terminal_text
 
 #: The first token is set apart if it takes a QUARTER of the row that is shown, and HALF of it in a TENTH of the layers.
 QUARTER, HALF, TENTH = 0.25, 0.5, 0.1
-#: Joined maps end in the first token if it takes this part of a row.
-NEARLY_ALL = 0.95
+NEARLY_ALL = 0.95  #: joined maps end in the first token if it takes this part of a row
 
 
 @dataclass

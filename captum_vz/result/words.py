@@ -20,8 +20,7 @@ from captum_vz.text import MARKED, word_spans
 from captum_vz.visualization import readable_tokens
 from captum_vz.visualization.tokens import STOP_WORDS
 
-#: The name of a section, its first token and the token after its last.
-Section = tuple[str, int, int]
+Section = tuple[str, int, int]  #: the name of a section, its first token and the token after its last
 KINDS = ("stop", "punctuation", "special")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 CONTEXT = 8  # tokens that are decoded before each token
@@ -126,10 +125,7 @@ class TokenText:
             return _numbered(list(zip(before, alone, strict=True))), None
         if by == "sections":
             if not self.sections:
-                raise ArgumentError(
-                    "The prompt has no sections: only chat messages have them, if the template of fewer messages "
-                    "begins like that of all. Pass spans, such as {'question': (0, 7)}."
-                )
+                raise ArgumentError("The prompt has no sections: pass spans, such as {'question': (0, 7)}.")
             return self._of_spans(self.sections), self.sections
         if isinstance(by, (list, tuple)) and by and all(isinstance(one, int) for one in by):
             if len(by) != len(self.ids):
@@ -149,10 +145,7 @@ class TokenText:
         owner: list[Any] = [None] * len(self.ids)
         for name, start, stop in spans:
             if not 0 <= start < stop <= len(self.ids):
-                raise ArgumentError(
-                    f"The span {name} is ({start}, {stop}), but there are {len(self.ids)} prompt tokens: pass "
-                    f"0 <= start < stop <= {len(self.ids)}."
-                )
+                raise ArgumentError(f"The span {name} is ({start}, {stop}): pass 0 <= start < stop <= {len(self.ids)}.")
             if any(owner[start:stop]):
                 raise ArgumentError(f"The span {name} ({start}, {stop}) overlaps another: pass disjoint spans.")
             owner[start:stop] = [(name, start)] * (stop - start)

@@ -203,8 +203,7 @@ def _patched(
     other = prepare_text(subject.model, subject.tokenizer, new.join(parts), prepared.token)
     if len(other.tokens) != len(prepared.tokens):
         raise ArgumentError(
-            f"the text has {len(prepared.tokens)} tokens, and {len(other.tokens)} with {new!r} for {word!r}. Pass a "
-            "word of as many tokens.",
+            f"the text has {len(prepared.tokens)} tokens, and {len(other.tokens)} with {new!r}: pass as long a word.",
             "patch",
         )
     foil = int(predicted(other).best()) if foil is None else foil

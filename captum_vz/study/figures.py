@@ -31,10 +31,8 @@ with needs_extra("captum_vz.study", "study"):
 COLUMN: Final = 3.3
 FONT: Final = 6.5
 DPI: Final = 200
-#: The height of a row with a method's name, in inches.
-ROW: Final = 0.12
-#: The height of a panel of lines, in inches.
-LINES: Final = 1.4
+ROW: Final = 0.12  #: the height of a row with a method's name, in inches
+LINES: Final = 1.4  #: the height of a panel of lines, in inches
 
 # The palette of Okabe & Ito (2008), whose hues differ for readers without red or green vision too. Yellow is too light
 # for lines on white. Methods of a family differ by their marks.
@@ -57,8 +55,7 @@ _LOOKS: Final[Mapping[str, tuple[str, str]]] = {
     for color, names in _PALETTE.items()
     for name, mark in zip(names.split(), _MARKS, strict=False)
 }
-# The least contrast of small text with its ground, by WCAG 2.
-_CONTRAST: Final = 4.5
+_CONTRAST: Final = 4.5  # the least contrast of small text with its ground, by WCAG 2
 
 
 def counted(number: int, thing: str) -> str:

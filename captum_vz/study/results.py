@@ -40,8 +40,7 @@ SUMMARY: Final = "summary.csv"
 SKIPPED: Final = "skipped.csv"
 DIFFERENCES: Final = "differences.csv"
 FIGURES: Final = "figures"
-#: A line names at most so many pairs of methods. All are in the table of differences.
-MOST_TIES: Final = 4
+MOST_TIES: Final = 4  #: a line names at most so many pairs; all are in the table of differences
 
 
 class Study:

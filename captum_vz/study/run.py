@@ -38,13 +38,10 @@ from captum_vz.subjects import model_sources
 with needs_extra("captum_vz.study", "study"):
     from filelock import Timeout
 
-#: The most examples of a part: what is computed again if a process is killed.
-BLOCK: Final = 64
-#: What `engine` may be.
-ENGINES: Final = ("local", "accelerate", "ray")
+BLOCK: Final = 64  #: the most examples of a part: what is computed again if a process is killed
+ENGINES: Final = ("local", "accelerate", "ray")  #: what `engine` may be
 STAYS: Final = "Finished parts stay: start again with the same settings to continue."
-#: How often Ray starts a worker again that dies.
-RETRIES: Final = 3
+RETRIES: Final = 3  #: how often Ray starts a worker again that dies
 #: A scorer of a model, and what its parts record: the digest of its weights, and what made them.
 Ready = tuple[Scorer, dict[str, Any]]
 

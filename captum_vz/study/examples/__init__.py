@@ -253,8 +253,7 @@ def as_examples(given: Any) -> list[Example]:
     rows = given.to_pylist() if hasattr(given, "to_pylist") else given
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
         raise ArgumentError(
-            f"examples is of type {type(given).__name__}: pass a list of Example objects or dictionaries, a table of "
-            "pyarrow, or a data set of Hugging Face."
+            f"examples is of type {type(given).__name__}: pass a list of Example objects or dictionaries, or a table."
         )
     found = []
     for number, one in enumerate(rows, 1):

@@ -129,8 +129,7 @@ class Pair:
         this, other = (encode(tokenizer, one, **options) for one in (example, counterpart(example)))
         if (len(this.ids), this.target) != (len(other.ids), other.target):
             raise BadExampleError(
-                f"the sentence has {len(this.ids)} tokens, and {len(other.ids)} with the other cue: patching needs "
-                "equally many"
+                f"it has {len(this.ids)} tokens, and {len(other.ids)} with the other cue: patching needs as many"
             )
         assert this.forms is not None
         texts = (pad(tokenizer, [this], model.device), pad(tokenizer, [other], model.device))
@@ -203,8 +202,7 @@ def counterpart(example: Example) -> Example:
     """The example with its cue in the other number. Target and forms stay."""
     if not example.other_cue or len(example.other_cue) != len(example.cue):
         raise BadExampleError(
-            f"other_cue has {len(example.other_cue)} words, and the cue {len(example.cue)}: patching needs the other "
-            "number of each cue word"
+            f"other_cue has {len(example.other_cue)} words, and the cue {len(example.cue)}: patching needs as many"
         )
     words, record = list(example.words), example.to_record()
     text, spans = record["masked"], record_spans(record)

@@ -41,15 +41,12 @@ T = TypeVar("T")
 Loaded = tuple[Any, Any]
 Source = Loaded | Callable[[], Loaded]
 
-#: The group of all examples together, in a summary.
-ALL: Final = "all"
+ALL: Final = "all"  #: the group of all examples together, in a summary
 MANIFEST: Final = "study.json"
 EXAMPLES: Final = "examples"
 LOCKS: Final = ".locks"
-#: Libraries that change numbers.
-LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")
-#: Packages whose version names their code.
-_PACKAGES: Final = ("captum_vz", *LIBRARIES, "scipy", "joblib")
+LIBRARIES: Final = ("torch", "transformers", "captum", "numpy")  #: libraries that change numbers
+_PACKAGES: Final = ("captum_vz", *LIBRARIES, "scipy", "joblib")  #: packages whose version names their code
 #: What the settings hold.
 _NAMES: Final = ("captum_vz", "models", "methods", "metrics", "examples", "parts", "holds")
 

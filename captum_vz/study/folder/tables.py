@@ -41,8 +41,7 @@ _ROWS: Final = ["place", "method", "layer", "metric", "value"]
 _REASONS: Final = ["example", "group", "method", "metric", "skipped"]
 _NAME: Final = re.compile(r"\d{2,}-.*-\d{6,}-[0-9a-f]{8}\.parquet")
 
-#: What stands for the scores themselves among the metrics of a method.
-SCORES: Final = ""
+SCORES: Final = ""  #: what stands for the scores themselves among the metrics of a method
 #: For each method the metrics that a part lacks, after :data:`SCORES` if these are missing too.
 Lacking = Mapping[str, tuple[str, ...]]
 Pairs = list[tuple[str, str]]
@@ -263,8 +262,7 @@ def read_rows(folder: Path, settings: Mapping[str, Any], columns: Sequence[str])
     return pa.concat_tables(tables)
 
 
-#: The values of each model.
-Found = Mapping[str, Values]
+Found = Mapping[str, Values]  #: the values of each model
 
 
 def collect(folder: Path, settings: Mapping[str, Any]) -> dict[str, Values]:

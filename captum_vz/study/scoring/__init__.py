@@ -23,8 +23,7 @@ with needs_extra("captum_vz.study", "study"):
 
 Row = dict[str, Any]
 
-#: How the reason begins for which an example is computed again.
-OUT_OF_MEMORY: Final = "out of memory: "
+OUT_OF_MEMORY: Final = "out of memory: "  #: how the reason begins for which an example is computed again
 
 #: The columns of a row before the metrics, and their types.
 COLUMNS: Final = {
@@ -68,12 +67,9 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return any(map(is_out_of_memory, seen))
 
 
-#: The most tokens in a batch.
-BATCH_TOKENS: Final = 4096
-#: The removal that is right for a model, see :func:`removal_of`.
-BLANK: Final = "blank"
-#: What probabilities sum to 1 over.
-Over = Literal["forms", "vocabulary"]
+BATCH_TOKENS: Final = 4096  #: the most tokens in a batch
+BLANK: Final = "blank"  #: the removal that is right for a model, see :func:`removal_of`
+Over = Literal["forms", "vocabulary"]  #: what probabilities sum to 1 over
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class EvaluationBatch:
     @property
     def _scorer(self) -> Any:
         if self._known_scorer is None:
-            raise RuntimeError("the metric runs the model: register it with runs_model=True")
+            raise RuntimeError("the metric runs the model: pass it as Metric(..., runs_model=True)")
         return self._known_scorer
 
     @property

@@ -93,8 +93,7 @@ def _joins(name: str) -> bool:
     if method is not None and not method.is_foreign:
         return method.joins
     raise ArgumentError(
-        f"it is unknown whether the rows of {name} join the layers up to each: pass a method of captum_vz by its name, "
-        "or register a class of rollouts or of maps by register_method."
+        f"it is unknown whether the rows of {name} join the layers: register a rollout, or a class of maps."
     )
 
 
@@ -137,8 +136,7 @@ def _moved_copies(model: Any, radius: float, samples: int, seed: int) -> Iterato
     embedding = input_embeddings(model)
     if not isinstance(embedding, nn.Embedding):
         raise ArgumentError(
-            f"the word embeddings of {type(model).__name__} are {type(embedding).__name__}: pass a model of "
-            "transformers whose `get_input_embeddings` returns an `nn.Embedding`."
+            f"{type(model).__name__} has word embeddings of {type(embedding).__name__}: expected an nn.Embedding."
         )
     changed, own = copy.deepcopy(model), copy.deepcopy(embedding)
     changed.set_input_embeddings(own)  # a matrix of its own, which no output layer shares
@@ -251,27 +249,18 @@ METRICS: Final[dict[str, Metric]] = {
     "sanity_last": random_layers(1),
 }
 
-#: The names of other columns. The empty one stands for the scores.
-_TAKEN: Final = {*COLUMNS, "model", ""}
+_TAKEN: Final = {*COLUMNS, "model", ""}  #: the names of other columns; the empty one stands for the scores
 #: The metrics of `metrics=None`.
 DEFAULT_METRICS: Final = ("cue_dot", "cue_ap", "blank_out")
 
 
 def register_metric(
-    name: str,
-    metric: Metric | Callable[[EvaluationBatch, Tensor], Any],
-    *,
-    title: str | None = None,
-    needs_cue: bool = False,
-    needs_forms: bool = False,
-    runs_model: bool = False,
-    version: str | None = None,
+    name: str, metric: Metric | Callable[[EvaluationBatch, Tensor], Any], *, version: str | None = None
 ) -> Metric:
     """Adds a metric of your own to :data:`~captum_vz.study.METRICS`, by a name that studies and the command take.
 
     `metric` is a function of an :class:`~captum_vz.study.EvaluationBatch` and rows of scores `(rows, batch, tokens)`
-    that returns `(rows, batch)`. Or it is a :class:`~captum_vz.study.Metric`; of the other arguments, which are
-    attributes of that class, only `version` is then used. Without a `title`, the name is the title.
+    that returns `(rows, batch)`. Or it is a :class:`~captum_vz.study.Metric`, which also says what the function needs.
 
     Raises:
         ArgumentError: The name is taken by a metric of this package or by a column, or `metric` cannot be called.
@@ -284,12 +273,9 @@ def register_metric(
     before = METRICS.get(name)
     if name in _TAKEN or (before is not None and not before.own):
         raise ArgumentError(f"name is {name!r}, which captum_vz uses: pass another name.")
-    if isinstance(metric, Metric):
-        made = metric
-    elif callable(metric):
-        made = Metric(title or name, metric, needs_cue, needs_forms, runs_model)
-    else:
+    if not isinstance(metric, Metric) and not callable(metric):
         raise ArgumentError(f"metric is of type {type(metric).__name__}: pass a function of a batch and rows.")
+    made = metric if isinstance(metric, Metric) else Metric(name, metric)
     METRICS[name] = replace(made, version=version or made.version, own=True)
     return METRICS[name]
 

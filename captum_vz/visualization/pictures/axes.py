@@ -27,22 +27,12 @@ from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from captum_vz.errors import ArgumentError
+from captum_vz.visualization import tokens as pieces
 from captum_vz.visualization.pictures.files import root_figure
-from captum_vz.visualization.tokens import (
-    LONGEST_LABEL,
-    is_special,
-    position_of,
-    printable,
-    shortened,
-    without_marks,
-    word_texts,
-    words_of,
-)
 
 #: Numbers of words, one for each token, as `word_ids()` of a tokenizer's output gives them; or True: by their marks.
 Words = Sequence[int | None] | bool | None
-#: "special", or positions of tokens.
-Chosen = str | Collection[int] | None
+Chosen = str | Collection[int] | None  #: "special", or positions of tokens
 
 FONT_SIZE: Final = 8
 SMALLEST_FONT: Final = 5  # points
@@ -51,8 +41,7 @@ LINE: Final = 1.15 / 72  # inches between two lines of text, for each point of t
 MARK: Final = "#d55e00"  # the vermilion of the palette of Okabe & Ito, which differs from blue for all readers
 QUIET: Final = "0.55"  # the grey of labels that matter less
 DPI: Final = (150, 200)  # of figures, and of figures with small fonts
-#: Width and height in inches of the space on a sheet of A4 or Letter.
-PAGE: Final = (7.6, 10.2)
+PAGE: Final = (7.6, 10.2)  #: width and height in inches of the space on a sheet of A4 or Letter
 NARROW_PAGE: Final = 5.0  # inches: on narrower pages, the colour bar is below the panels
 TICK, PAD = 2.0, 2.0  # points
 EDGE: Final = 0.08  # inches around all that is drawn
@@ -75,9 +64,9 @@ class Axis:
     def shown(self) -> list[str]:
         """The written labels. A long label of two texts has the beginning of both."""
         return [
-            PAIR.join(shortened(side, _LONGEST_SIDE) for side in one.split(PAIR))
-            if PAIR in one and len(one) > LONGEST_LABEL
-            else shortened(one)
+            PAIR.join(pieces.shortened(side, _LONGEST_SIDE) for side in one.split(PAIR))
+            if PAIR in one and len(one) > pieces.LONGEST_LABEL
+            else pieces.shortened(one)
             for one in map(writable, self.labels)  # a code for a letter is longer than the letter
         ]
 
@@ -111,11 +100,11 @@ def make_axis(tokens: Sequence[str], words: Words = None, dim: Chosen = None, dr
     if not kept:
         raise ArgumentError("drop leaves out all tokens: there is nothing to draw. Keep at least one.")
     if words is None or words is False:
-        numbers, texts = list(range(len(tokens))), without_marks(tokens)
+        numbers, texts = list(range(len(tokens))), pieces.without_marks(tokens)
         labels = [texts[position] for position in kept]
     else:
-        numbers = words_of(tokens, None if words is True else words)
-        labels = word_texts([tokens[position] for position in kept], [numbers[position] for position in kept])
+        numbers = pieces.words_of(tokens, None if words is True else words)
+        labels = pieces.word_texts([tokens[position] for position in kept], [numbers[position] for position in kept])
     firsts = {numbers[position]: position for position in reversed(kept)}
     places = {number: place for place, number in enumerate(sorted(firsts))}
     member = [-1 if position in gone else places[numbers[position]] for position in range(len(tokens))]
@@ -124,10 +113,10 @@ def make_axis(tokens: Sequence[str], words: Words = None, dim: Chosen = None, dr
 
 def _positions(tokens: Sequence[str], chosen: Chosen, name: str) -> set[int | None]:
     if chosen == "special":
-        return {position for position, token in enumerate(tokens) if is_special(token)}
+        return {position for position, token in enumerate(tokens) if pieces.is_special(token)}
     if isinstance(chosen, str):
         raise ArgumentError(f"{name} is {chosen!r}: pass 'special', or positions of tokens.")
-    return {position_of(one, tokens) for one in chosen or ()}
+    return {pieces.position_of(one, tokens) for one in chosen or ()}
 
 
 def by_title(given: Any, needed: str) -> Mapping[str, Any]:
@@ -151,7 +140,7 @@ def set_label(text: Text, source: str | None = None) -> None:
 
 def writable(text: str) -> str:
     """The text with escapes for control characters, and with codes for characters that no font has."""
-    return "".join(map(_written, "\n".join(map(printable, text.split("\n")))))
+    return "".join(map(_written, "\n".join(map(pieces.printable, text.split("\n")))))
 
 
 def _families(text: str) -> list[str]:
