@@ -113,9 +113,8 @@ class GenerationAttribution(Explanation):
     def mask(self, *kinds: str | Collection[str]) -> Tensor:
         """Which prompt tokens are of the given kinds, `(m,)`. Pictures and tables take the mask. No score changes.
 
-        Args:
-            kinds: "stop" (common English words), "punctuation", "special" (special tokens), or lists of words. Words
-                are compared decoded, without spaces, in lower case. All pieces of a word belong to the word.
+        Kinds are "stop" (common English words), "punctuation", "special" (special tokens), or lists of words. Words are
+        compared decoded, without spaces, in lower case. All pieces of a word belong to the word.
         """
         return self.prompt.mask(kinds)
 
@@ -146,11 +145,9 @@ class GenerationAttribution(Explanation):
         return self.of(self.method, method, found, self.layers, prompt, self.generated, self.text, self.layer)
 
     def to_pandas(self, *, mask: Tensor | None = None, layer: int | None = None) -> DataFrame:
-        """A table with one row for each generated token, source token and layer. Needs pandas.
+        """A table with one row for each generated token, source token and layer, or of one `layer`. Needs pandas.
 
-        Args:
-            mask: Prompt tokens whose rows are left out, `(m,)`.
-            layer: One layer. None: all layers.
+        `mask`, `(m,)`, says which prompt tokens have no rows.
         """
         with needs_extra("to_pandas", "study"):
             import pandas as pd
@@ -167,8 +164,7 @@ class GenerationAttribution(Explanation):
     def to_dict(self, mask: Tensor | None = None) -> dict[str, Any]:
         """The tokens and all scores, as lists of layers, of generated tokens, of sources.
 
-        Args:
-            mask: Prompt tokens of no interest, `(m,)`. It is written, and no score is left out.
+        A `mask` of prompt tokens of no interest, `(m,)`, is written, and no score is left out.
         """
         return {
             "method": self.method,
@@ -358,10 +354,7 @@ class GenerationAttribution(Explanation):
         """A `FeatureAttributionOutput` of inseq, https://github.com/inseq-team/inseq, which has to be installed.
 
         The tokens of an encoder are inseq's source. Otherwise, prompt and generated tokens are its target. NaN marks
-        later tokens.
-
-        Args:
-            layer: The layer; negative counts from the end.
+        later tokens. The scores are those of one layer; negative counts from the end.
         """
         return inseq_form(self, self.layer_index(layer))
 

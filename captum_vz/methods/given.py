@@ -346,10 +346,7 @@ def register_method(
 
 
 def load_plugin(path: str | Path) -> None:
-    """Runs a Python file that registers methods or metrics of your own.
-
-    Args:
-        path: The file. It calls :func:`register_method` or :func:`~captum_vz.study.register_metric`.
+    """Runs a Python file that calls :func:`register_method` or :func:`~captum_vz.study.register_metric`.
 
     Raises:
         ArgumentError: There is no such file, or it fails. The message says at which line.

@@ -150,25 +150,16 @@ class Method(ABC):
     """A method by which tokens are scored: one row of the registry.
 
     A subclass says in :meth:`rows` how the rows of a question are computed.
-
-    Attributes:
-        title: Its name in a sentence or a figure.
-        options: Further arguments of `attribute` of its class.
-        version: Names the code of a method of your own. None: a digest of its source does.
-        own: Whether it is a method of your own, not of this package.
-        source: The class, object or function that it was made of. None: it is of the registry.
-        joins: Whether it joins the maps of layers.
-        is_foreign: Whether it is code of a user that knows no features, and may read all that is asked.
     """
 
-    joins: ClassVar[bool] = False
-    is_foreign: ClassVar[bool] = False
+    joins: ClassVar[bool] = False  #: whether it joins the maps of layers
+    is_foreign: ClassVar[bool] = False  #: whether a user's code, which knows no features, may read all that is asked
 
-    title: str
-    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    version: str | None = field(default=None, kw_only=True)
-    own: bool = field(default=False, kw_only=True)
-    source: Any = field(default=None, kw_only=True)
+    title: str  #: its name in a sentence or a figure
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  #: further arguments of `attribute`
+    version: str | None = field(default=None, kw_only=True)  #: names the code of your own; None: a digest of it does
+    own: bool = field(default=False, kw_only=True)  #: whether it is a method of your own, not of this package
+    source: Any = field(default=None, kw_only=True)  #: what it was made of; None: it is of the registry
 
     @property
     def layered(self) -> bool:
@@ -301,10 +292,8 @@ def shares(scores: Tensor) -> Tensor:
 def checked_shares(name: str, method: Method, subject: Subject, question: Question, examples: Sequence[str]) -> Tensor:
     """The shares of a method's scores, `(layers, rows, tokens)` in float64 on the CPU. Padding has none.
 
-    NaN is an answer: it says that the method is undefined for an example. Errors name the method and the examples.
-
-    Raises:
-        ArgumentError: The scores are infinite, or a method of your own returned something else than scores.
+    NaN is an answer: it says that the method is undefined for an example. Infinite scores, and what is no scores, are
+    refused. Errors name the method and the examples.
     """
     try:
         scores = method.scores(subject, question).double()

@@ -49,9 +49,8 @@ class Explanations(UserList[Explanation]):
     def plot(self, *, most: int = 15, title: str | None = None) -> Figure:
         """A bar for the mean score of each word, and a dot for each of its occurrences.
 
-        Args:
-            most: The number of words, those with the largest mean size of their scores.
-            title: A title. None: the method and the number of texts.
+        The words are so many as `most` with the largest mean size of their scores. Without a title, it names the method
+        and the number of texts.
         """
         words = dict(list(self.words().items())[:most])
         label = "score" if self[0].is_signed else "share of the row"

@@ -338,9 +338,7 @@ class Explanation:
     def printed(self, color: bool = False, columns: int | None = None) -> str:
         """What is printed: of one method its rows with bars, of several a table of shares.
 
-        Args:
-            color: Whether words and bars have the colours of a terminal.
-            columns: The columns of the terminal; None: any number.
+        `color` says whether words and bars have the colours of a terminal, and `columns` how wide it is; None: any.
         """
         if self.is_table:
             heads = [name.replace("-", "\n") for name in self.columns()]

@@ -22,22 +22,16 @@ NEARLY_ALL = 0.95  #: joined maps end in the first token if it takes this part o
 
 @dataclass
 class Row:
-    """The scores of all tokens for one thing that is explained.
+    """The scores of all tokens for one thing that is explained, `(in,)`.
 
-    Attributes:
-        name: What is explained: a token, a label, a word and its label.
-        token: The position of the token whose row this is, or whose label it explains. None: the whole input.
-        scores: `(in,)`. Amounts of an output have a sign: a positive score supports the name. Others are shares.
-        window: The tokens `(start, stop)` that the model read together, if the text was cut. No score lies outside.
-            None: the whole text, or the mean of all windows.
-        explained: The number of the output that is explained, such as a logit. None: there is none, or it is unknown.
+    Amounts of an output have a sign: a positive score supports what is explained. Other scores are shares.
     """
 
-    name: str
-    token: int | None
+    name: str  #: what is explained: a token, a label, a word and its label
+    token: int | None  #: the position of the token whose row this is, or whose label it explains; None: the whole input
     scores: Tensor
-    window: tuple[int, int] | None = None
-    explained: float | None = None
+    window: tuple[int, int] | None = None  #: the tokens that were read together; None: the whole text, or a mean
+    explained: float | None = None  #: the number of the output that is explained, such as a logit, if it is known
 
 
 @dataclass

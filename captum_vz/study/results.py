@@ -60,12 +60,8 @@ class Study:
     def rows(self, columns: Sequence[str] | None = None) -> DataFrame:
         """All finished rows, one for each model, example, method and layer.
 
-        Args:
-            columns: The wanted columns: the columns of :meth:`Scorer.score`, and ``model``. None: all.
-
-        Returns:
-            The rows in the order of models and examples, without skipped examples. ``layer`` is NA for methods
-            without layers.
+        They are in the order of models and examples, without skipped examples. ``layer`` is NA for methods without
+        layers. `columns` are some of the columns of :meth:`Scorer.score`, and ``model``; None: all.
         """
         rows = self.to_arrow(columns).to_pandas()
         return rows.astype({name: "Int64" for name in ("layer", "deciding", "target") if name in rows})

@@ -314,7 +314,11 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
         has = ray.cluster_resources()
         gpus = int(has.get("GPU", 0))
         worker = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_work)
-        packed = _packed(ray.cloudpickle, job)
+        with ExitStack() as by_value:  # workers cannot import a plugin, so its functions go with their code
+            for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
+                ray.cloudpickle.register_pickle_by_value(module)
+                by_value.callback(ray.cloudpickle.unregister_pickle_by_value, module)
+            packed = ray.cloudpickle.dumps((job, os.getcwd()))
         running = [worker.remote(packed) for _ in range(min(left, gpus or int(has.get("CPU", 1))))]
         try:
             while running:
@@ -327,16 +331,6 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
                 raise cause from None
             told = f"Ray failed ({type(error).__name__}); a worker may have run out of memory"
             raise RuntimeError(f"{told}. {STAYS}") from error
-
-
-def _packed(pickler: Any, job: Job) -> bytes:
-    """A job as bytes. The functions of plugins go with their code, because workers cannot import a plugin."""
-    with ExitStack() as stack:
-        for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
-            pickler.register_pickle_by_value(module)
-            stack.callback(pickler.unregister_pickle_by_value, module)
-        packed: bytes = pickler.dumps((job, os.getcwd()))
-    return packed
 
 
 def _work(packed: bytes) -> None:

@@ -27,10 +27,7 @@ def load(name: str, hub: bool = True) -> tuple[Any, Any]:
     """A model in eval mode by its name, with its head and its decoder, and its tokenizer or processor.
 
     The name is one of :func:`~captum_vz.testbed.load_model`, or what Hugging Face finds by a folder or an id. Without
-    `hub`, nothing is downloaded.
-
-    Raises:
-        ArgumentError: There is no such model, or it is not complete: weights that it lacks would be random.
+    `hub`, nothing is downloaded. A model that is not complete is refused: weights that it lacks would be random.
     """
     if model_source(name) is not None:
         return load_model(name)

@@ -36,11 +36,8 @@ def prepare_text(
     """Tokenize a text, check its length, and find the token to explain.
 
     The text may also be what the tokenizer returned for one text. ``[MASK]`` means the tokenizer's own mask token. If
-    no token is named, a model with a head for the whole text explains the token that the head reads.
-
-    Raises:
-        ArgumentError: The text is empty, too long, or several texts. There is no such token. The tokenizer is another
-            model's, with more tokens.
+    no token is named, a model with a head for the whole text explains the token that the head reads. An empty text, a
+    text that is too long, and the tokenizer of another model, with more tokens, are refused.
 
     >>> from captum_vz.testbed import load_model
     >>> prepared = prepare_text(*load_model(), "some hat [MASK] small.")

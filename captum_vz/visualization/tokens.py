@@ -163,16 +163,10 @@ def _continues(tokens: Sequence[str]) -> list[bool]:
 def readable_tokens(tokenizer: Any, ids: Iterable[int]) -> list[str]:
     r"""Readable strings of tokens, such as "the" for GPT-2's "\u0120the".
 
-    A character may consist of several tokens of bytes. Each is then written as the character and its number, such as
+    The ids are those of one sentence, in their order. Each has a string, with escapes for control characters. A
+    character may consist of several tokens of bytes. Each is then written as the character and its number, such as
     "\u65e5\u2081" and "\u65e5\u2082". A part whose other parts are missing keeps its name in the vocabulary. A token
     of spaces is written as "\u2423" for each space.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        ids: The token ids of one sentence, in their order.
-
-    Returns:
-        A string for each id, with escapes for control characters.
 
     >>> from captum_vz.testbed import load_model
     >>> _, tokenizer = load_model()

@@ -103,18 +103,13 @@ class EvaluationBatch:
     """A batch of examples with what the metrics need: cues, content tokens, and the effects of blanking out.
 
     A study makes it. Tensors are made or copied at each use, so that a metric that changes them harms no other one.
-
-    Attributes:
-        examples: The examples.
-        encoded: The examples as tokens, if the metrics run the model; otherwise empty.
-        method: The name of the method whose rows are evaluated.
     """
 
-    examples: Sequence[Example]
+    examples: Sequence[Example]  #: the examples
     _rows: Sequence[Row]
-    encoded: Sequence[Encoded]
+    encoded: Sequence[Encoded]  #: the examples as tokens, if the metrics run the model; otherwise empty
     _known_scorer: Any
-    method: str = ""
+    method: str = ""  #: the name of the method whose rows are evaluated
     _kept: dict[Any, Any] = field(default_factory=dict)  # what the metrics of all methods share
 
     @property

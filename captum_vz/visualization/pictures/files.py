@@ -289,11 +289,7 @@ def save_figure(figure: FigureBase, path: str | Path, **options: Any) -> None:
 def read_provenance(path: str | Path) -> dict[str, str]:
     """The provenance that a PNG or SVG file of a picture carries.
 
-    Args:
-        path: The file.
-
-    Returns:
-        What :func:`add_provenance` was given, with the package and its version, and "description", the figure in words.
+    It is what :func:`add_provenance` was given, the package and its version, and "description", the figure in words.
 
     Raises:
         ArgumentError: The file is neither PNG nor SVG, or carries no provenance of this package.

@@ -77,11 +77,7 @@ class View:
     def grade(self, result: str) -> Score:
         """The score of a result string that a learner hands in after "Predict", computed again from the answers.
 
-        Args:
-            result: The string that the page shows at the end.
-
-        Returns:
-            The number of questions, of right answers, and the points, from 0 to 100.
+        `result` is the line that the page shows at the end.
 
         Raises:
             ArgumentError: The string is of another page, is not complete, or its score does not follow from its
