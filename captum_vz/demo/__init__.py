@@ -148,6 +148,7 @@ def _look(gr: Any) -> dict[str, Any]:
     colors |= {f"{name}_dark": "*neutral_300" for name in colors}
     colors |= dict.fromkeys(("button_primary_background_fill", "color_accent"), "*primary_600")
     colors |= {"button_primary_background_fill_hover": "*primary_700", "link_text_color_dark": "*primary_300"}
+    # Gradio puts a prefix before each part between commas, so no selector of this file has :is(a, b).
     return {"theme": theme.set(**colors), "css": files(__package__).joinpath("page.css").read_text("ascii")}
 
 
