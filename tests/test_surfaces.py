@@ -151,7 +151,7 @@ def few_samples_one_page_and_no_pictures() -> Iterator[None]:
 
 def shown(case: Case, method: str) -> Tensor:
     """What the demo lets a visitor download."""
-    remarks, *_, files = page_of(case.name).explain(case.text, case.name, [method], None, None)
+    *_, (remarks, *_, files) = page_of(case.name).steps(case.text, case.name, [method], None, None)
     named = [name for name in files or [] if name.endswith("maps.json")]
     if not named:
         raise ArgumentError(re.sub(r"<[^>]*>", "", remarks))

@@ -40,7 +40,6 @@ ABOUT: Final = (
     "<p>Value Zeroing (Mohebbi et al., 2023) sets the value vector of one token to zero and measures how much the "
     "others change.</p>"
 )
-PRIVATE: Final = "<p>Your text stays on the machine that serves this page.</p>"
 CHANGED: Final = "Press Enter or the button for an answer."
 
 
@@ -134,7 +133,7 @@ def build(answers: Answers) -> Any:
             _explain_tab(gr, answers, page)
         with gr.Tab("Continue a text") as tab:
             _generate_tab(gr, answers, tab)
-        gr.HTML(PRIVATE)
+        gr.HTML("<p>Your text stays on the machine that serves this page.</p>")
     return page
 
 

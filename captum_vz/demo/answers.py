@@ -74,10 +74,6 @@ class Answers:
         """Delete the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def explain(self, *wanted: Any, **more: Any) -> Answer:
-        """The last answer of :meth:`steps`."""
-        return [*self.steps(*wanted, **more)][-1]
-
     def steps(self, *wanted: Any, **more: Any) -> Iterator[Answer]:
         """The answer without pictures and files, which take longer, then the whole answer; see `_explain`."""
         try:

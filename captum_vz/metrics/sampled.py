@@ -25,9 +25,6 @@ from captum_vz.errors import ArgumentError
 from captum_vz.metrics.agreement import scores_of_ids, without_order
 from captum_vz.metrics.prediction import Prediction, word_embedding
 
-# Where the sentence without its content is as good as the whole, nothing can be divided by.
-_SAME = 1e-6
-
 
 def infidelity(prediction: Prediction, scores: Tensor, samples: int = 32, seed: int = 0) -> Tensor:
     r"""The squared error with which sums of scores predict the effect of removing sets of tokens.
@@ -146,7 +143,8 @@ def _soft(prediction: Prediction, scores: Tensor, samples: int, seed: int, kept:
     without = torch.stack([_probability(prediction, answer, vectors * mask) for mask in drawn])
     empty = _probability(prediction, answer, vectors * ~keep[..., None].to(vectors.device))
     fall, most = (whole - without).clamp_min(0).mean(0), (whole - empty).clamp_min(0)
-    unknown = without_order(values, keep) | (largest[:, 0] == 0) | (most < _SAME)
+    # Where the sentence without its content is as good as the whole, nothing can be divided by.
+    unknown = without_order(values, keep) | (largest[:, 0] == 0) | (most < 1e-6)
     return (fall / most).masked_fill(unknown, torch.nan)
 
 

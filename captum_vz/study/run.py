@@ -40,7 +40,6 @@ with needs_extra("captum_vz.study", "study"):
 
 BLOCK: Final = 64  #: the most examples of a part: what is computed again if a process is killed
 ENGINES: Final = ("local", "accelerate", "ray")  #: what `engine` may be
-STAYS: Final = "Finished parts stay: start again with the same settings to continue."
 RETRIES: Final = 3  #: how often Ray starts a worker again that dies
 #: A scorer of a model, and what its parts record: the digest of its weights, and what made them.
 Ready = tuple[Scorer, dict[str, Any]]
@@ -123,7 +122,13 @@ def run_study(
         raise ValueError(f"ids are used by several examples, such as {repeated[0]!r}: pass different ids.")
     store.check_groups(examples)
     check_bootstrap(confidence, resamples)
-    _check_engine(engine)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if engine not in (None, *ENGINES):
+        raise ArgumentError(f"engine is {engine!r}: pass one of {', '.join(map(repr, ENGINES))}.", "engine")
+    if launched > 1 and engine in ("local", "ray"):
+        raise ArgumentError(
+            f"engine is {engine!r}, but {launched} processes were launched: pass 'accelerate', or launch one.", "engine"
+        )
     folder = Path(output)
     sources = {name: one if one.source is None else one.source for name, one in chosen.items()}
     codes = {
@@ -146,16 +151,6 @@ def run_study(
     remove_temporary(folder)
     write_results(folder, measures, confidence, resamples)
     return Study(folder)
-
-
-def _check_engine(engine: str | None) -> None:
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if engine not in (None, *ENGINES):
-        raise ArgumentError(f"engine is {engine!r}: pass one of {', '.join(map(repr, ENGINES))}.", "engine")
-    if launched > 1 and engine in ("local", "ray"):
-        raise ArgumentError(
-            f"engine is {engine!r}, but {launched} processes were launched: pass 'accelerate', or launch one.", "engine"
-        )
 
 
 class Job(NamedTuple):
@@ -314,11 +309,10 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
         has = ray.cluster_resources()
         gpus = int(has.get("GPU", 0))
         worker = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=RETRIES)(_work)
-        with ExitStack() as by_value:  # workers cannot import a plugin, so its functions go with their code
-            for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
-                ray.cloudpickle.register_pickle_by_value(module)
-                by_value.callback(ray.cloudpickle.unregister_pickle_by_value, module)
-            packed = ray.cloudpickle.dumps((job, os.getcwd()))
+        for module in [module for name, module in sys.modules.items() if name.startswith(PLUGIN)]:
+            ray.cloudpickle.register_pickle_by_value(module)  # workers cannot import a plugin
+            stack.callback(ray.cloudpickle.unregister_pickle_by_value, module)
+        packed = ray.cloudpickle.dumps((job, os.getcwd()))
         running = [worker.remote(packed) for _ in range(min(left, gpus or int(has.get("CPU", 1))))]
         try:
             while running:
@@ -330,7 +324,7 @@ def _run_on_ray(job: Job, show: Callable[[int], object]) -> None:
             if not isinstance(cause, ray.exceptions.RayError):
                 raise cause from None
             told = f"Ray failed ({type(error).__name__}); a worker may have run out of memory"
-            raise RuntimeError(f"{told}. {STAYS}") from error
+            raise RuntimeError(f"{told}. Finished parts stay: start again with the same settings.") from error
 
 
 def _work(packed: bytes) -> None:

@@ -33,6 +33,11 @@ def answers() -> Iterator[Answers]:
         yield found
 
 
+def answered(answers: Answers, *wanted: Any, **more: Any) -> Answer:
+    """The last answer of its steps."""
+    return [*answers.steps(*wanted, **more)][-1]
+
+
 NAME = "value-zeroing"
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 
@@ -44,7 +49,7 @@ def test_limits_are_told(answers: Answers) -> None:
         ("h" * 5000, "agreement", "this page takes at most 640"),
         ("a hat", "/etc", "is not offered here"),
     ):
-        told, *_ = answers.explain(text, model, [NAME], "", -1)
+        told, *_ = answered(answers, text, model, [NAME], "", -1)
         assert 'role="alert"' in told
         assert message in told
     with closing(Answers(("causal",), False, 128)) as larger:
@@ -58,8 +63,8 @@ def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
         part.save_pretrained(tmp_path)
     name = str(tmp_path)
     with closing(Answers((name,), False, 40)) as page:
-        told, view, *_, picture, files = page.explain("the hat", name, [NAME], "", -1)
-        refused, *_ = page.explain("the hat", name, [NAME], "", -1, truth=True)
+        told, view, *_, picture, files = answered(page, "the hat", name, [NAME], "", -1)
+        refused, *_ = answered(page, "the hat", name, [NAME], "", -1, truth=True)
         (numbers,) = (json.loads(Path(one).read_text()) for one in files if one.endswith("scores.json"))
     found = captum_vz.explain(name, "the hat", method=NAME, layer=-1)
     assert numbers["scores"] == found.to_dict()["scores"]
@@ -73,7 +78,7 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
     """The package, the model and its weights, the method and the text, in pictures, numbers and the page."""
     model, _ = load_model()
     weights = weights_fingerprint(model)
-    told, _, grid, shares, _, files = answers.explain(HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
+    told, _, grid, shares, _, files = answered(answers, HOSTILE, "agreement", ["value-zeroing", "attention"], "", -1)
     assert "[MASK], position" in told
     assert "<script" not in told + shares
     assert Path(grid).is_file()
@@ -108,11 +113,13 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
 def test_method_that_refuses_is_left_out() -> None:
     """MiniLM has no head: methods of the model's output cannot explain it. The others are shown."""
     with closing(Answers(("minilm",), False, 40)) as unlimited:
-        told, view, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None)
+        told, view, *_ = answered(
+            unlimited, "a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None
+        )
         assert 'role="status"' in told
         assert "Without value-zeroing-effect: BertModel gives no logits" in told
         assert "value-zeroing" in view
-        told, *_ = unlimited.explain("a cat sat", "minilm", ["value-zeroing-effect"], "", -1)
+        told, *_ = answered(unlimited, "a cat sat", "minilm", ["value-zeroing-effect"], "", -1)
         assert 'role="alert"' in told
 
 
@@ -122,7 +129,7 @@ def test_view_comes_before_pictures(answers: Answers) -> None:
     assert first[:2] == last[:2] and first.view.count("<iframe") == 2
     assert (first.layers, first.methods, first.files) == (None, None, None)
     assert Path(last[2]).is_file()
-    assert 'role="alert"' in answers.explain("a hat [MASK]", "agreement", [NAME], "", -1, other="a " * 60).told
+    assert 'role="alert"' in answered(answers, "a hat [MASK]", "agreement", [NAME], "", -1, other="a " * 60).told
 
 
 def test_truth_is_that_of_the_command(answers: Answers) -> None:
@@ -220,7 +227,7 @@ def saved(kind: str, folder: Path, samples: int = 4000) -> tuple[str, str]:
 
 
 def explained(any_model: Answers, model: str, file: str | None, **more: Any) -> Answer:
-    return any_model.explain("this text is not read", model, SHOWN, "", -1, file=file, **more)
+    return answered(any_model, "this text is not read", model, SHOWN, "", -1, file=file, **more)
 
 
 @pytest.mark.parametrize("kind", ["image", "sound", "speech"])
