@@ -113,9 +113,7 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
 def test_method_that_refuses_is_left_out() -> None:
     """MiniLM has no head: methods of the model's output cannot explain it. The others are shown."""
     with closing(Answers(("minilm",), False, 40)) as unlimited:
-        told, view, *_ = answered(
-            unlimited, "a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None
-        )
+        told, view, *_ = answered(unlimited, "a cat sat", "minilm", ["value-zeroing-effect", "value-zeroing"], "", None)
         assert 'role="status"' in told
         assert "Without value-zeroing-effect: BertModel gives no logits" in told
         assert "value-zeroing" in view
