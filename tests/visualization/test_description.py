@@ -271,7 +271,7 @@ over = partial(draw_image, image=IMAGE)
         (lambda: image_grid(torch.rand(3, 3), IMAGE), r"row: Expected .* got a batch \(3, 3\)"),
         (lambda: image_grid(torch.rand(4), torch.rand(4, 4)), r"image is \(4, 4\)"),
         (lambda: image_grid(torch.rand(30), torch.rand(3, 7, 100)), r"make no grid .*: pass grid=\(rows, columns\)"),
-        (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "too few for a grid of 3 by 3"),
+        (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "too few for 3 by 3 patches"),
         (lambda: over([torch.eye(17)]), "pass token"),
         (lambda: over([]), "at least one layer, got none"),
         (lambda: over([torch.rand(17)], scale="log"), "scale is 'log'"),
