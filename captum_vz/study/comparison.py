@@ -87,9 +87,9 @@ def compare(
     > 6  [MASK]      0...
     ...
     """
+    subject = text_subject_of(model, tokenizer)
     several = {"None": COMPARED_METHODS, "all": DEFAULT_METHODS}.get(str(methods)) if methods in (None, "all") else None
     given = given_methods(methods if several is None else several)
-    subject = text_subject_of(model, tokenizer)
     told = list[str]()
     if subject.task not in (ANSWER, SENTENCE):  # also if no method explains the output
         told = _numbers(subject.model, subject.tokenizer, target, foil)[1]

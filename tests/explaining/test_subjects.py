@@ -53,7 +53,7 @@ def test_head_of_a_wrapped_model_is_found(wrap: Callable[[Any], Any]) -> None:
 
 
 def test_all_calls_take_a_model_in_one_way() -> None:
-    """By its name, as a pair, and with its tokenizer; what an earlier version took names the remedy."""
+    """By its name, as a pair, and with its tokenizer; a tokenizer in the place of a text is refused."""
     model, words = load_model()
     for call in (partial(compare, methods="value-zeroing"), captum_vz.explain):
         found = call("agreement", SENTENCE).scores
@@ -63,9 +63,10 @@ def test_all_calls_take_a_model_in_one_way() -> None:
     found = attribute_generation("causal", "the hat", max_new_tokens=2)
     assert torch.equal(attribute_generation(causal, "the hat", max_new_tokens=2).scores, found.scores)
     assert verify((model, words), "some hat [MASK].", find_layers(model)[0]).passed
-    for old, pair in ((compare, (model, words)), (attribute_generation, causal)):
-        with pytest.raises(ArgumentError, match=rf"its tokenizer as a pair, {old.__name__}\(\(model"):
-            old(*pair, SENTENCE)
+    with pytest.raises(ArgumentError, match="comes without its tokenizer: pass it as tokenizer="):
+        compare(model, words, SENTENCE)
+    with pytest.raises(ArgumentError, match=r"(?s)prompt is .*: pass a text"):
+        attribute_generation(*causal, SENTENCE)
     for name in ({"a": "agreement"}, "agreement", ["agreement"], {"a": (model, words)}):
         (source,) = model_sources(name).values()
         loaded = source() if callable(source) else source

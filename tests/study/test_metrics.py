@@ -217,5 +217,5 @@ def test_hidden_embeddings_cost_own_rows_only(decoder: Decoder) -> None:
     rows = Scorer(hidden, tokenizer, ["attention", "position"], "sensitivity").score([example])
     reasons = [row["skipped"] for row in rows if row["skipped"]]
     assert len(reasons) == 2
-    assert all("word embeddings of GPT2LMHeadModel are Sequential" in reason for reason in reasons)
+    assert all("GPT2LMHeadModel has word embeddings of Sequential" in reason for reason in reasons)
     assert all(row["sensitivity"] is None for row in rows)
