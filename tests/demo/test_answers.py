@@ -132,7 +132,7 @@ def test_view_comes_before_pictures(answers: Answers) -> None:
 
 def test_truth_is_that_of_the_command(answers: Answers) -> None:
     """The foil is the form of the other number, unless something else is asked for."""
-    ask = partial(answers.explain, SENTENCE, "agreement", [NAME], "", -1)
+    ask = partial(answered, answers, SENTENCE, "agreement", [NAME], "", -1)
     assert "blanking out" not in ask().shares
     chosen, named, other = (ask(truth=True, foil=foil) for foil in ("", "is", "were"))
     assert chosen.shares == named.shares != other.shares
