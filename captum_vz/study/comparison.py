@@ -201,11 +201,9 @@ def _patched(
             f"patch names {word!r}, which is {times}. Pass a text and a word that is there once.", "patch"
         )
     other = prepare_text(subject.model, subject.tokenizer, new.join(parts), prepared.token)
-    if len(other.tokens) != len(prepared.tokens):
-        raise ArgumentError(
-            f"the text has {len(prepared.tokens)} tokens, and {len(other.tokens)} with {new!r}: pass as long a word.",
-            "patch",
-        )
+    count, others = len(prepared.tokens), len(other.tokens)
+    if count != others:
+        raise ArgumentError(f"the text has {count} tokens, and {others} with {new!r}: pass a word of as many.", "patch")
     foil = int(predicted(other).best()) if foil is None else foil
     good, bad = _names(subject, [answer, foil])
     if answer == foil:
