@@ -70,8 +70,8 @@ class Decomposition:
             each = [length_of_vectors(whole.unsqueeze(2) - vectors, p) for vectors, whole in self.written_out()]
             return each[0] if len(each) == 1 else torch.cat(each, dim=1)
         # Rows before the first that sees a source have no weight: half of all pairs in a causal model.
-        found = length_of_vectors(self.whole.unsqueeze(2), p).repeat(1, 1, sources)
-        first = self.weights.any(dim=(0, 3)).int().argmax(0).tolist()
+        found = length_of_vectors(self.whole.unsqueeze(1), p).repeat(1, sources, 1)  # (batch, source, row)
+        first = (self.weights.amax((0, 3)).ne(0) | self.weights.amin((0, 3)).ne(0)).int().argmax(0).tolist()
         step = max(1, budget.items_in_chunk(self.vectors, BLOCKS * ROWS * width))
         memory = self.vectors.new_empty(step * ROWS * width)  # new memory for each block takes as long as its numbers
         for start, example in product(range(0, sources, step), range(batch)):
@@ -84,8 +84,8 @@ class Decomposition:
                 left = memory[: weight.shape[0] * weight.shape[1] * width].view(*weight.shape[:2], width)
                 torch.bmm(weight, vectors, out=left).sub_(whole)
                 lengths.append(left.abs_().sum(-1) if p == 1 else length_of_vectors(left, p))
-            found[example, seen, some] = torch.cat(lengths, dim=1).T
-        return found
+            found[example, some, seen] = torch.cat(lengths, dim=1)
+        return found.mT
 
 
 def decompositions(

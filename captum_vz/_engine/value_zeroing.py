@@ -65,14 +65,8 @@ class ReplayTrace:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-class _Traces(threading.local):
-    """The traces that this thread asked for. No context variable, because each map is computed in its own context."""
-
-    wanted: list[ReplayTrace] | None = None
-    only: str | None = None  # the name of the one replay that may serve
-
-
-_traces = _Traces()
+# What this thread asked for. No context variable, because each map is computed in its own context.
+_traces = threading.local()
 
 
 @contextmanager
@@ -82,12 +76,12 @@ def traced_replays(only: str | None = None) -> Iterator[list[ReplayTrace]]:
     `only` is the name of the one replay that may serve. None: all may.
     """
     traces: list[ReplayTrace] = []
-    outer = _traces.wanted, _traces.only
-    _traces.wanted, _traces.only = traces, only
+    outer = getattr(_traces, "asked", None)
+    _traces.asked = traces, only
     try:
         yield traces
     finally:
-        _traces.wanted, _traces.only = outer
+        _traces.asked = outer
 
 
 def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: Request) -> Tensor:
@@ -111,10 +105,10 @@ def value_zeroing_scores(site: AttentionSite, distance: OutputDistance, asked: R
         rounding = None if distance.rounding is not None else _rounding(problem.clean, distance)
         _check_intervention(problem)
         trace = ReplayTrace(site.layer.name, site.attention.tap)
-        if _traces.wanted is not None:
-            _traces.wanted.append(trace)
+        traces, only = getattr(_traces, "asked", None) or (list[ReplayTrace](), None)
+        traces.append(trace)
         for replay in _in_order(problem):
-            if _traces.only not in (None, replay.name) or not replay.fits(problem):
+            if only not in (None, replay.name) or not replay.fits(problem):
                 continue
             try:
                 scores = _scores_by(replay, problem, distance, rounding)

@@ -16,8 +16,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from captum_vz import ValueZeroing
 from captum_vz._engine.taps import TAPS
-from captum_vz._engine.taps.changes import Changes
-from captum_vz._engine.taps.handler import NAME, AttentionCall, AttentionHandler, LoadedAlias, _Mode, handled_by
+from captum_vz._engine.taps.changes import Changes, FunctionMode
+from captum_vz._engine.taps.handler import NAME, AttentionCall, AttentionHandler, LoadedAlias, handled_by
 from tests.engine.blocks import WIDTH, Block, block_of, sequences
 from tests.engine.by_name import ByName
 from tests.engine.compare import assert_same
@@ -200,7 +200,7 @@ def test_mode_is_on_where_needed(name: str) -> None:
     layer, seen = (model.encoder.layer[0] if name == "bert" else model), list[bool]()
 
     def note(*args: Any) -> None:
-        seen.append(any(isinstance(mode, _Mode) for mode in _get_current_function_mode_stack()))
+        seen.append(any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack()))
 
     with layer.register_forward_pre_hook(note):
         ValueZeroing(model, layer).attribute(inputs)

@@ -19,6 +19,7 @@ from captum_vz._engine.numerics import (
     clone_tensor,
     first_tensor,
     hidden_states,
+    keeping_weights,
     map_each,
     once_a_pass,
     tensors_in,
@@ -225,8 +226,9 @@ class Recorder(AttentionHandler):
         self._copies: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
 
     def on_attention(self, call: AttentionCall) -> tuple[Tensor, Weights]:
-        context, weights = call.compute(call.values)
         record = self.record
+        with keeping_weights(record.steps is not None):
+            context, weights = call.compute(call.values)
         module = call.module or (self._running[-1] if self._running else record.layer)
         try:
             used = call.weights_used(module, context, weights)

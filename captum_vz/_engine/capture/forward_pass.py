@@ -61,7 +61,12 @@ def on_submodule_enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 def on_submodule_exit(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     """The hook that submodules call when they return."""
     handler = current_handler()
-    return None if handler is None else handler.on_exit(module, inputs, output)
+    try:
+        return None if handler is None else handler.on_exit(module, inputs, output)
+    except LAYER_ERRORS as error:
+        if isinstance(handler, Recorder):  # it only reads, so the error is none of the model's
+            _raise_refused(handler.record, error)
+        raise
 
 
 @contextmanager
@@ -205,7 +210,7 @@ class LayerPass:
             shared.forget()
         record = LayerRecord(layer, args, kwargs, index, number, keep_module_io=self.replays, state=state, given=given)
         record.steps = [] if self.steps else None
-        return _SubmoduleRecorder(record)
+        return Recorder(record)
 
     def end(self, recorder: AttentionHandler, arguments: tuple[Any, Any], output: Any, hooks: list[Any]) -> None:
         """Compute the result of a run of a layer that returns."""
@@ -228,16 +233,6 @@ class LayerPass:
         if shared := results_of_pass.get():
             shared.end_layer()
         self.results.append((record.index, result))
-
-
-class _SubmoduleRecorder(Recorder):
-    """A recorder in the user's pass. An error in reading a submodule is a refusal, and no error of the model."""
-
-    def on_exit(self, module: nn.Module | nn.Parameter, inputs: tuple[Any, ...], output: Any) -> None:
-        try:
-            super().on_exit(module, inputs, output)
-        except LAYER_ERRORS as error:
-            _raise_refused(self.record, error)
 
 
 def _raise_refused(record: LayerRecord, error: Exception) -> NoReturn:

@@ -118,6 +118,9 @@ class Setting:
 
 # Lets `once_a_pass` compute each time inside a `with` block.
 forgetting = partial(Setting, results_of_pass, None)
+# Lets attention compute all weights of a long text at once inside a `with` block, because all are used.
+_whole_weights: ContextVar[bool] = ContextVar("captum_vz_whole_weights", default=False)
+keeping_weights = partial(Setting, _whole_weights)
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -277,7 +280,7 @@ class RowWeights:
     def is_long(self) -> bool:
         """Whether the weights do not fit in one chunk. Gradients need all of them."""
         fits = self.mask is None or torch.broadcast_shapes(self.shape, self.mask.shape) == self.shape
-        return fits and self.at_once < self.shape[2] and not torch.is_grad_enabled()
+        return fits and self.at_once < self.shape[2] and not (torch.is_grad_enabled() or _whole_weights.get())
 
     def kept(self) -> RowWeights:
         """The same, for a layer that writes over its queries or keys later."""

@@ -81,12 +81,6 @@ def refuse_difference(eps: float, error: float) -> None:
         raise CannotReplayError(f"with nothing zeroed, it differs from its clean output by {error:.1e} of its size")
 
 
-def exceeds_rounding(found: Tensor, clean: Tensor) -> Tensor:
-    """Where `found` differs from `clean (..., d)` by more than `check_reproduced` allows. NaN differs."""
-    bound = torch.finfo(clean.dtype).eps ** 0.6 * clean.abs().amax(-1)
-    return ~((found - clean).abs().amax(-1) <= bound)
-
-
 def is_reproduced(replayed: Tensor, clean: Tensor) -> bool:
     """Whether `check_reproduced` passes at the positions where `clean` is finite. Padding may hold anything."""
     finite = clean.isfinite().all(-1)
@@ -108,13 +102,6 @@ def refuse_large_error(eps: float, share: float) -> None:
     """Raise CannotReplayError if what `error_among_changes` returns is too large for a dtype's `eps`."""
     if not share <= 4 * eps:
         raise CannotReplayError("with nothing zeroed, it is wrong by more than 1/32 of the change that zeroing makes")
-
-
-def check_against_changes(error: Tensor, change: Tensor, clean: Tensor) -> None:
-    """Raise CannotReplayError unless `error_among_changes` is small, for `clean (n, d)`."""
-    number = torch.finfo(clean.dtype)
-    share = error_among_changes(error, change.clamp_min(number.tiny), scale_of(clean)).item()
-    refuse_large_error(number.eps, share)
 
 
 def is_finite(x: Tensor) -> bool:

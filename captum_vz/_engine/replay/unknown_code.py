@@ -22,9 +22,7 @@ from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics import Weights, inference_mode, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
     CannotReplayError,
-    exceeds_rounding,
     fixed_normal,
-    is_changed,
     is_reproduced,
 )
 from captum_vz._engine.structure.modules import is_library_code, once_a_kind
@@ -162,7 +160,7 @@ def _other_use(site: AttentionSite, graph: _Graph, values_once: bool) -> str | N
             return "uses a context as values, so no value belongs to one token. Pass a layer with one attention"
         if made_of := graph.entries_of(values):
             before, after = (one.output.detach() for one in (graph, _Graph(site, graph.answers, made_of)))
-            if (is_changed(after, before).any(-1) & exceeds_rounding(after, before)).any():
+            if not is_reproduced(after, before):
                 return "uses its values outside the attention that is read. Use them in this attention alone"
     for node in _ancestors(graph.output.grad_fn):
         if ATTENTION.match(node.name()) and all_contexts.isdisjoint(_ancestors(node)):

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_of_torch
+from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics import is_out_of_memory, version
 from captum_vz._private import (
@@ -48,6 +49,19 @@ from captum_vz._private import (
 
 T = TypeVar("T")
 Action = Callable[[], Any]
+
+
+class FunctionMode(TorchFunctionMode):
+    """Functions of torch that `answer(function, args, kwargs)` answers."""
+
+    def __init__(self, answer: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.answer(func, args, kwargs or {})
+
+
 # Changes that passes of several threads may need: who needs each, and what takes it back.
 _shared: dict[Hashable, tuple[list[Changes], Action | None]] = {}
 _lock = threading.RLock()
@@ -68,10 +82,10 @@ class Changes(ExitStack):
         self.callback(variable.set, variable.get())
         variable.set(value)
 
-    def enter_mode(self, mode: Any) -> None:
-        """Put a mode of functions on this thread's stack, which torch may have emptied when the block ends."""
-        self.callback(_restore_modes, function_modes())
-        push_function_mode(mode)
+    def answer_functions(self, answer: Callable[[Any, Any, Any], Any]) -> None:
+        """Call `answer(function, args, kwargs)` for each function of torch that this thread calls."""
+        self.callback(_restore_modes, function_modes())  # torch may have emptied the stack when the block ends
+        push_function_mode(FunctionMode(answer))
 
     def share(self, key: Hashable, begin: Callable[[], tuple[Action, Action]]) -> None:
         """Make a change unless another pass has made it. `begin` returns what makes it, and what takes it back."""

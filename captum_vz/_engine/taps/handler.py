@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics import (
     Setting,
@@ -183,11 +182,10 @@ def tap_sdpa(modules: Sequence[nn.Module], changes: Changes) -> None:
     changes.replace(F, MULTI_HEAD, _multi_head)
 
 
-class _Mode(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is BUILTIN_ATTENTION and current_handler() is not None:
-            return F.scaled_dot_product_attention(*args, **(kwargs or {}))  # ours, while a pass runs
-        return func(*args, **(kwargs or {}))
+def _answer_by_name(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is BUILTIN_ATTENTION and current_handler() is not None:
+        return F.scaled_dot_product_attention(*args, **kwargs)  # ours, while a pass runs
+    return func(*args, **kwargs)
 
 
 def tap_sdpa_by_name(modules: Sequence[nn.Module], changes: Changes) -> None:
@@ -202,7 +200,7 @@ def tap_sdpa_by_name(modules: Sequence[nn.Module], changes: Changes) -> None:
     static = [one.__func__ for cls in classes for one in vars(cls).values() if type(one) is staticmethod]
     held = chain(static, *(list(scope.values()) for scope in (*map(vars, modules), *map(vars, classes), *files)))
     if id(BUILTIN_ATTENTION) in map(id, held):  # a thousand names, so without a loop in Python
-        changes.enter_mode(_Mode())
+        changes.answer_functions(_answer_by_name)
 
 
 class LoadedAlias(str):

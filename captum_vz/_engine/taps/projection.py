@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from captum_vz._engine.numerics import mask_as_bool, tensors_in
 from captum_vz._engine.numerics.tolerance import CannotReplayError
@@ -115,7 +114,10 @@ class ValueProjection:
         other = None if self.second_projection is None else getattr(module, self.second_projection)
         projection, first = attrgetter(self.projection)(holder), projected[0][1]
         columns = self._columns(module, first)
-        return InlineValues(self, projection, other, columns, self._zero(module, len(columns))), self.rows(first)
+        zero: list[Tensor | float] = [0.0] * len(columns)
+        if self.bias is not None:
+            zero = [-x for x in getattr(module, self.bias).detach().chunk(len(columns))]
+        return InlineValues(self, projection, other, columns, zero), self.rows(first)
 
     def _in_parts(self, layer: nn.Module, projected: dict[Any, Tensor]) -> tuple[InlineValues, Tensor]:
         rows, columns, places, start = [], list[slice](), {}, 0
@@ -137,13 +139,6 @@ class ValueProjection:
         groups = int(attrgetter(self.groups)(module))
         size = heads // groups + 2
         return [_slice(head * groups // heads * size + size - 1, groups * size, features) for head in range(heads)]
-
-    def _zero(self, module: nn.Module, heads: int) -> list[Tensor | float]:
-        """Return the projection's output for a value of zero, for each head."""
-        if self.bias is None:
-            return [0.0] * heads
-        bias = getattr(module, self.bias).detach()
-        return [-bias[_slice(head, heads, len(bias))] for head in range(heads)]
 
 
 @dataclass(frozen=True)
@@ -310,47 +305,43 @@ def is_value_projection(module: Any, attention: nn.Module, row: ValueProjection 
     return any(getattr(attention, name, None) is module for name in names)
 
 
-class ParameterProjectionMode(TorchFunctionMode):
-    """Hands values that a parameter projects to the handler, as hooks do for submodules.
+def _hand_over_projected(func: Any, args: Any, kwargs: Any) -> Any:
+    """Hand values that a parameter projects to the handler, as hooks do for submodules."""
+    output, handler = func(*args, **kwargs), current_handler()
+    parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
+    if handler is None or not isinstance(output, Tensor) or parameter is None:
+        return output
+    if parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
+        return output
+    changed = handler.on_exit(parameter, args, output.flatten(2))
+    return output if changed is None else changed.view_as(output)
 
-    With `named`, the user has named the parameter. Then the results of all functions of parameters are handed over.
-    """
 
-    def __init__(self, named: bool = False) -> None:
-        super().__init__()
-        self.named = named
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        handler = current_handler()
-        if handler is None or not isinstance(output, Tensor):
-            return output
-        if self.named:
-            for used in tree_leaves((args, kwargs)):
-                # A view of the parameter is no projection.
-                if isinstance(used, nn.Parameter) and used.untyped_storage() != output.untyped_storage():
-                    changed = handler.on_exit(used, args, output)
-                    output = output if changed is None else changed
-            return output
-        parameter = next((x for x in args if isinstance(x, nn.Parameter)), None)
-        if parameter is None or parameter.dim() != 3 or output.dim() != 4 or output.shape[2:] != parameter.shape[1:]:
-            return output
-        changed = handler.on_exit(parameter, args, output.flatten(2))
-        return output if changed is None else changed.view_as(output)
+def _hand_over_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """Hand the results of all functions of parameters to the handler."""
+    output, handler = func(*args, **kwargs), current_handler()
+    if handler is None or not isinstance(output, Tensor):
+        return output
+    for used in tree_leaves((args, kwargs)):
+        # A view of the parameter is no projection.
+        if isinstance(used, nn.Parameter) and used.untyped_storage() != output.untyped_storage():
+            changed = handler.on_exit(used, args, output)
+            output = output if changed is None else changed
+    return output
 
 
 def attach_to_named(layers: Sequence[nn.Module], rows: Sequence[ValueProjection], changes: Changes) -> None:
     """Let results of functions of parameters reach the handler, if the user names a parameter as a projection."""
     parts = [attrgetter(part.projection)(layer) for layer, row in zip(layers, rows, strict=False) for part in row.parts]
     if any(isinstance(part, nn.Parameter) for part in parts):
-        changes.enter_mode(ParameterProjectionMode(named=True))
+        changes.answer_functions(_hand_over_results)
 
 
 def tap_projections(modules: Sequence[nn.Module], changes: Changes) -> None:
     """See values that a parameter projects. Submodules that project values are seen by the hooks of each pass."""
     rows = [(module, family_of(module)) for module in modules]
     if any(row and isinstance(getattr(module, row.projection, None), nn.Parameter) for module, row in rows):
-        changes.enter_mode(ParameterProjectionMode())
+        changes.answer_functions(_hand_over_projected)
 
 
 def visible_by_argument(

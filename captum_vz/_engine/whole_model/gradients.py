@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from captum_vz._engine.numerics.tolerance import not_finite
 from captum_vz._engine.taps.changes import Changes, undoing
-from captum_vz._engine.whole_model.rules import Nonlinearities, change_gradients, whole_activations
+from captum_vz._engine.whole_model.rules import call_with_slopes, change_gradients, whole_activations
 from captum_vz._private import node_number, tree_map
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 
@@ -29,24 +29,17 @@ def relevance_gradients(
     constant_weights: bool,
     name: str,
 ) -> Sequence[Tensor]:
-    """The changed gradients of the explained tensors, in their order.
+    """The changed gradients of the explained tensors, in their order. See `change_gradients`.
 
-    Args:
-        explained: The tensors, which are taken while `forward` runs.
-        forward: The user's call.
-        number_of: The number `()` that is explained, of an output.
-        constant_weights: Whether attention weights are constants.
-        name: The name of the method, for errors.
-
-    Raises:
-        UnsupportedLayerError: An operation has no rule, or the number does not depend on the tensors.
-        RefusedError: A gradient is not finite.
+    The tensors are taken while `forward`, the user's call, runs. `number_of` its output is the number that is
+    explained. UnsupportedLayerError: an operation has no rule, or the number does not depend on the tensors.
+    RefusedError: a gradient is not finite.
     """
     with undoing():
         with torch.enable_grad(), Changes() as of_pass:
             explained.attach(of_pass)
             of_pass.hook(partial(register_module_forward_hook, whole_activations()))
-            of_pass.enter_mode(Nonlinearities())
+            of_pass.answer_functions(call_with_slopes)
             output = forward()
         tensors = explained.checked(name)
         with torch.enable_grad():

@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from captum_vz._private import node_number, own_parameters, saved_by, without_function_modes
 from captum_vz.errors import UnsupportedLayerError
@@ -94,24 +93,20 @@ class Slope(torch.autograd.Function):
 with_slope: Final[Callable[..., Tensor]] = Slope.apply
 
 
-class Nonlinearities(TorchFunctionMode):
-    """Gives each nonlinear function of single numbers the gradient of :class:`Slope`."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or the same with another gradient."""
-        kwargs = kwargs or {}
-        if func in IN_PLACE and any(isinstance(one, Tensor) and one.requires_grad for one in args):
-            return args[0].copy_(IN_PLACE[func](args[0].clone(), *args[1:], **kwargs))
-        if func not in NONLINEAR:
-            return func(*args, **kwargs)
-        x, *rest = args if args else (kwargs["input"],)
-        named = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
-        if not (isinstance(x, Tensor) and x.requires_grad) or "out" in named:
-            return func(*args, **kwargs)
-        given = x.detach()
-        found = with_slope(x, *(func(one, *rest, **named) for one in (given.clone(), torch.zeros_like(given))))
-        in_place = func.__name__.endswith("_") or kwargs.get("inplace") or (rest and rest[-1] is True)
-        return x.copy_(found) if in_place else found
+def call_with_slopes(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Call a function of torch. A nonlinear function of single numbers has the gradient of :class:`Slope`."""
+    if func in IN_PLACE and any(isinstance(one, Tensor) and one.requires_grad for one in args):
+        return args[0].copy_(IN_PLACE[func](args[0].clone(), *args[1:], **kwargs))
+    if func not in NONLINEAR:
+        return func(*args, **kwargs)
+    x, *rest = args if args else (kwargs["input"],)
+    named = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+    if not (isinstance(x, Tensor) and x.requires_grad) or "out" in named:
+        return func(*args, **kwargs)
+    given = x.detach()
+    found = with_slope(x, *(func(one, *rest, **named) for one in (given.clone(), torch.zeros_like(given))))
+    in_place = func.__name__.endswith("_") or kwargs.get("inplace") or (rest and rest[-1] is True)
+    return x.copy_(found) if in_place else found
 
 
 def whole_activations() -> Callable[[nn.Module, Any, Any], Any]:
@@ -156,20 +151,11 @@ def _is_elementwise(module: nn.Module, x: Tensor, output: Tensor) -> bool:
 
 
 def change_gradients(root: Node, ends: Iterable[Node], begin: int, constant_weights: bool, name: str) -> bool:
-    """Give the nodes of a graph the gradients of the rules.
+    """Give the nodes of a graph the gradients of the rules. Return whether its `root` depends on any of the `ends`.
 
-    Args:
-        root: The node of the explained number.
-        ends: The nodes of the explained tensors.
-        begin: The number of the first node that the model did not make. Such nodes keep their gradients.
-        constant_weights: Whether attention weights are constants.
-        name: The name of the method, for errors.
-
-    Returns:
-        Whether the number depends on an explained tensor.
-
-    Raises:
-        UnsupportedLayerError: An operation has no rule.
+    `root` is the node of the explained number, `ends` are those of the explained tensors. Nodes from the number `begin`
+    on were not made by the model, and keep their gradients. With `constant_weights`, attention weights are constants.
+    UnsupportedLayerError: an operation has no rule. It names the method.
     """
     ends = set(ends)
     moving: dict[Node, bool] = {}

@@ -27,11 +27,13 @@ from captum_vz._engine.numerics import budget_of, gather_rows, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
     TOO_LITTLE_LEFT,
     CannotReplayError,
-    check_against_changes,
     check_folded,
+    error_among_changes,
     folded_bound,
     is_cancelled,
     is_within,
+    refuse_large_error,
+    scale_of,
 )
 from captum_vz._engine.replay import ReplayChunk, ReplayProblem
 from captum_vz._engine.replay.folded.kernels import (
@@ -185,7 +187,10 @@ class FoldedLayer:
         ):
             self.scale = self._layer_scale(structure, structure.norm)
             expected = clean - loss * self.scale
-            check_against_changes((changed - expected).abs().amax(-1), (changed - clean).abs().amax(-1), clean)
+            error, change = ((changed - one).abs().amax(-1) for one in (expected, clean))
+            number = torch.finfo(clean.dtype)
+            share = error_among_changes(error, change.clamp_min(number.tiny), scale_of(clean))
+            refuse_large_error(number.eps, share.item())
         check_folded(changed, expected, folded_bound(expected, clean))
         if structure.inner is None or structure.norm is None:
             return clean
