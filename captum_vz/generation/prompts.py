@@ -161,7 +161,10 @@ def _from_text(tokenizer: Any, prompt: Any) -> Prompt:
             raise ArgumentError(f"The prompt {prompt!r} has no tokens: pass a text with at least one token.")
         return Prompt(ids, text=prompt)
     if not _is_chat(prompt):
-        raise ArgumentError(f"prompt is {prompt!r}: pass {FORMS}.")
+        shown = (
+            repr(prompt) if isinstance(prompt, (list, tuple, dict, int, float)) else f"of type {type(prompt).__name__}"
+        )
+        raise ArgumentError(f"prompt is {shown}: pass {FORMS}.")
     opened = prompt[-1].get("role") == "assistant"  # a message that the model continues
     ids = _templated(tokenizer, prompt, **{"continue_final_message" if opened else "add_generation_prompt": True})
     return Prompt(ids, _messages(tokenizer, prompt, ids, opened))

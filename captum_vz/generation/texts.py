@@ -63,9 +63,8 @@ def finish_texts(
     prompts = [replace(prompts[0], read={**prompts[0].read, **read}), *prompts[1:]]
     taken = set(inspect.signature(model.forward).parameters) & set(options) - HARMLESS
     if taken:
-        raise ArgumentError(
-            f"{', '.join(sorted(taken))} would change what the model reads, but maps are computed from token ids alone."
-        )
+        named = ", ".join(sorted(taken))
+        raise ArgumentError(f"{named} would change what the model reads, and maps read token ids alone: leave it out.")
     start = _start(model, options) if is_encoder_decoder(model) else ()
     if generated is None and prompts[0].rest is None:
         new = _generated(model, tokenizer, prompts, start, seed, options)
