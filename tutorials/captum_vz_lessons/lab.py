@@ -119,14 +119,9 @@ def grade_notebook(notebook: Path, *, lesson: Path | None = None, seconds: float
     """Run a student's notebook and read its verdicts.
 
     It runs in a process of its own, in a scratch folder that is deleted afterwards, without network, and with limits of
-    time and memory. A cell that fails is passed over, so that later exercises count. The limits stop accidents, not
-    malicious code.
-
-    Args:
-        notebook: The notebook. A file that cannot be read is graded too: its grade tells the problem.
-        lesson: The lesson. Its checks take the place of those in the notebook, which the student may have changed.
-        seconds: The time that the notebook may take.
-        memory: The memory that its process may take, in GiB, on Linux.
+    time and memory (in GiB, on Linux). A cell that fails is passed over, so that later exercises count. The limits stop
+    accidents, not malicious code. The checks of the lesson, if it is given, take the place of those in the notebook,
+    which the student may have changed. A file that cannot be read is graded too: its grade tells the problem.
     """
     try:
         content = read_notebook(notebook)

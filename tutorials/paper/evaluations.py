@@ -33,14 +33,10 @@ from paper.report import CHECKS, TRUTHS, Reproduction
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: The smallest number of examples for the paper's blocks, because the first block needs two.
-FEWEST: Final = round(2 / BOUNDARIES[0])
-#: The seeds of each layer's probes.
-SEEDS: Final = (0, 1, 2, 3, 4)
-#: The parts of the examples for the linear probe. Each label needs as many examples.
-FOLDS: Final = 5
-#: The number of sentences of the controls, if nothing else is asked for.
-MOST_CONTROLS: Final = 40
+FEWEST: Final = round(2 / BOUNDARIES[0])  #: the fewest examples for the paper's blocks: the first block needs two
+SEEDS: Final = (0, 1, 2, 3, 4)  #: the seeds of each layer's probes
+FOLDS: Final = 5  #: the parts of the examples for the linear probe; each label needs as many
+MOST_CONTROLS: Final = 40  #: the number of sentences of the controls, if nothing else is asked for
 
 
 def reproduce(
@@ -67,21 +63,12 @@ def reproduce(
     as CSV files, the report (``report.md``), figures, and for each model a folder with its study. A killed study
     continues at the next start.
 
-    Args:
-        models: As :func:`~captum_vz.study.run_study` takes them. For a model that does not predict words, faithfulness
-            and the methods that explain an output are omitted.
-        examples: With a cue, the two forms of the target and, for probing, a label.
-        folder: Where the results are.
-        methods: As :func:`~captum_vz.study.run_study` takes them. Methods that refuse a model are omitted from its
-            study, and listed in the report with the reason.
-        batch_size: As in `run_study`, like `resamples`, `quiet` and `engine`.
-        about: How the examples were selected. The report begins with it.
-        controls: The number of sentences of the package's grammar for the sanity checks and the truths by patching.
-            None: as many as examples, 40 at most. 0: none.
-        title: The name of the data, for the titles of figures.
-
-    Raises:
-        ValueError: What `run_study` raises, or a model that can use no example.
+    Arguments are those of :func:`~captum_vz.study.run_study`, and a model that can use no example is refused like what
+    that refuses. The examples have a cue, the two forms of the target and, for probing, a label. For a model that does
+    not predict words, faithfulness and the methods that explain an output are omitted, and so are methods that refuse a
+    model: the report lists them with the reason. It begins with `about`, how the examples were selected. `title` is the
+    name of the data in figures. So many sentences of the package's grammar as `controls` are for the sanity checks and
+    the truths by patching. None: as many as examples, 40 at most.
 
     >>> import tempfile
     >>> examples = [Example.from_record(record) for record in agreement_sentences(4)]

@@ -25,10 +25,8 @@ from captum_vz.visualization.pictures.files import Picture
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: The width of a page of two columns, in inches.
-PAGE: Final = 6.9
-#: The height of panels of lines, in inches.
-LINES: Final = 1.3
+PAGE: Final = 6.9  #: the width of a page of two columns, in inches
+LINES: Final = 1.3  #: the height of panels of lines, in inches
 
 
 def draw_probing(probing: DataFrame, correlation: DataFrame, data: str = "") -> Figure:

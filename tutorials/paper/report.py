@@ -26,8 +26,7 @@ TRUTHS: Final = {
 }
 #: The metrics of the sanity checks: the last layer is random, and all layers are.
 CHECKS: Final = ("sanity_last", "sanity")
-#: The size of a mean correlation below which a method passes, with the whole interval.
-NEAR_ZERO: Final = 0.2
+NEAR_ZERO: Final = 0.2  #: the size of a mean correlation below which a method passes, with the whole interval
 #: Spearman's correlation with blank-out in the paper's Table 3 (pre-trained models), as third parties quote it. Which
 #: of this package's methods a row of that table stands for is assumed.
 TABLE_3: Final = {
@@ -274,8 +273,7 @@ def markdown_table(heads: Sequence[str], table: DataFrame, missing: str = "") ->
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
 
 
-def number(value: float) -> str:
-    """A cell; empty if there is no number."""
+def number(value: float) -> str:  # a cell; empty if there is no number
     return "" if value != value else f"{value:.2f}"
 
 

@@ -24,14 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from captum_vz.testbed import (
-    agreement_sentences,
-    expand_contractions,
-    held_out,
-    load_model,
-    prefers_good,
-    read_paradigm,
-)
+from captum_vz.testbed import agreement_sentences, held_out, load_model, prefers_good, read_paradigm
+from captum_vz.testbed.grammar import expand_contractions
 from captum_vz.text import Record, encode_record, form_ids
 
 #: The terms of BLiMP's paradigms on which the models are trained.
@@ -42,8 +36,7 @@ SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # of its own. The other characters may also continue a word.
 CHARACTERS: Final = string.ascii_lowercase + string.digits + "ßæœøðþłđħŋı" + "€£¥°©®™½¼¾²³×÷±µ"
 PUNCTUATION: Final = string.punctuation + "‘’“”„‚«»‹›–—…·•§¶†‡¿¡′″"
-# Longer words, in characters, become one [UNK].
-LONGEST_WORD: Final = 200
+LONGEST_WORD: Final = 200  # longer words, in characters, become one [UNK]
 
 
 def build_tokenizer(sentences: Iterable[str], max_length: int, shared: int = 10) -> PreTrainedTokenizerFast:
@@ -131,7 +124,7 @@ class Example(NamedTuple):
 def training_records(blimp: str | Path) -> list[Record]:
     """All pairs of BLiMP's agreement paradigms, except the held-out halves."""
     training: list[Record] = []
-    held = {paradigm: {record["pairID"] for record in half} for paradigm, half in held_out(blimp).items()}
+    held = {name: {record["pairID"] for record in half} for name, half in held_out(blimp).items()}
     for path in sorted(Path(blimp).glob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
             term = json.loads(lines.readline() or "{}").get("linguistics_term")
@@ -343,8 +336,7 @@ class Run(NamedTuple):
         print(text)
 
 
-#: The number of sentence pairs of the grammar that `measure` draws.
-EVALUATION_PAIRS: Final = 1000
+EVALUATION_PAIRS: Final = 1000  #: the number of sentence pairs of the grammar that `measure` draws
 
 
 def measure(

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from captum_vz_lessons import MIME_TYPE
 
-#: The largest difference from the right answer, relative to its largest entry if that is above 1.
-TOLERANCE = 1e-5
-# An answer with a mistake is computed in its own way, so it is compared less strictly.
-LIKENESS = 1e-3
+TOLERANCE = 1e-5  #: the largest difference from the right answer, relative to its largest entry if that is above 1
+LIKENESS = 1e-3  # an answer with a mistake is computed in its own way, so it is compared less strictly
 
 # Mistakes of any exercise, looked for after its own mistakes: the wrong answer as a multiple of the right answer.
 FACTORS = (("the sign is wrong.", -1), ("these are percentages. Divide by 100.", 100))
