@@ -56,7 +56,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 def test_full_disk_leaves_the_older_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text("older")
-    with full_disk(), pytest.raises(OSError, match=f"File too large: '{path}'"):
+    with full_disk(), pytest.raises(OSError, match="File too large"):
         WRITERS[name](path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "older"

@@ -145,11 +145,11 @@ def test_train_mode_with_dropout_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("distance", "message"),
     [
-        (nn.MSELoss(), "distance gave () for two of (12, 16)"),
-        (lambda a, b: (a - b).abs(), "distance gave (12, 16) for two of (12, 16)"),
-        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (12, 1) for"),
-        (lambda a, b: torch.full(a.shape[:-1], torch.nan), "distance gave values that are not finite"),
-        (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),
+        (nn.MSELoss(), "gave () for two of"),
+        (lambda a, b: (a - b).abs(), "gave (12, 16) for"),
+        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "gave (12, 1) for"),
+        (lambda a, b: torch.full(a.shape[:-1], torch.nan), "are not finite"),
+        (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "are not finite"),
     ],
 )
 def test_wrong_distance(distance: Any, message: str) -> None:
@@ -200,7 +200,7 @@ class Sparse(Block):
 def test_unreadable_attention_comes_first(attention: str) -> None:
     """Otherwise the second attention would be taken for the first (Informer's decoder)."""
     block, x = Sparse(), sequences(2)
-    with pytest.raises(AssertionError, match="cannot be read, SparseAttention, before one that can"):
+    with pytest.raises(AssertionError, match="before one that can"):
         ValueZeroing(block, block, attention=attention).attribute(x)
 
 
@@ -221,7 +221,7 @@ class KeepsKeys(Block):
 
 def test_layer_with_a_cache_of_its_own() -> None:
     block = KeepsKeys()
-    with pytest.raises(RefusedError, match="keeps tensors of its run, such as a key-value cache of its own"):
+    with pytest.raises(RefusedError, match="tensors of its run"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 
@@ -235,7 +235,7 @@ def test_error_of_a_library_is_ours(method: Any, place: str, monkeypatch: pytest
     else:
         monkeypatch.setattr(Recorder, place, fail)
     block = Block()
-    with pytest.raises(RefusedError, match="reading it raised TypeError") as caught:
+    with pytest.raises(RefusedError, match="reading it raised") as caught:
         method(block, block).attribute(sequences(2))
     assert isinstance(caught.value.__cause__, TypeError)
 

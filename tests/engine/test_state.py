@@ -277,7 +277,7 @@ class Broken:
 def test_warning_of_state_that_cannot_be_copied() -> None:
     block = Block()
     block.after = Advances([Broken()], lambda held: None)
-    with pytest.warns(UserWarning, match="Replays may change what Block keeps, which cannot be copied"):
+    with pytest.warns(UserWarning, match="Replays may change"):
         ValueZeroing(block, block).attribute(sequences(1))
 
 

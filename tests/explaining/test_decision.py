@@ -152,9 +152,9 @@ def test_foil_is_the_first_token_that_differs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "value-zeroing-rollout", "foil": "is"}, "explains the state of a token"),
+        ({"method": "value-zeroing-rollout", "foil": "is"}, "state of a token"),
         ({"method": "value-zeroing-rollout", "layer": "deciding"}, "a map of each layer"),
-        ({"method": "decision", "foil": ["is"]}, "1 entries for 3 new tokens"),
+        ({"method": "decision", "foil": ["is"]}, "1 entries for 3"),
         ({"method": "decision", "foil": "were not boring"}, "what is generated"),
         *(({"method": "decision", "foil": one}, "no word") for one in ("", " ", -1, 3.5, ["is", "", None])),
     ],
@@ -234,8 +234,8 @@ def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("agreement", {"method": "value-zeroing-rollout"}, "no scores of single layers"),
-        ("agreement", {"method": "value-zeroing-effect-layer"}, "no scores of single layers"),
+        ("agreement", {"method": "value-zeroing-rollout"}, "of single layers"),
+        ("agreement", {"method": "value-zeroing-effect-layer"}, "of single layers"),
         ("agreement", {"window": 6}, "read whole"),
         ("agreement", {"layer": "deciding."}, "'deciding' or None"),
         ("minilm", {}, "a model with a head"),
@@ -324,7 +324,7 @@ def test_rollout_of_generated_text_says_nothing(flat: tuple[Any, Any]) -> None:
     assert "says nothing" not in found.printed(layer=0)
     assert "says nothing" in str(attribute_generation(flat, PREFIX, ROLLOUT, max_new_tokens=2, layer=23).remarks())
     maps = LLMTokenMaps(ValueZeroingRollout(flat[0]), flat[1])
-    with pytest.warns(UserWarning, match="first column. Choose layer 'deciding'"):
+    with pytest.warns(UserWarning, match="layer 'deciding'"):
         maps.attribute(TextTokenInput(PREFIX, flat[1]), gen_args={"max_new_tokens": 2})
 
 

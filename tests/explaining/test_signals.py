@@ -64,17 +64,17 @@ def test_output_of_a_processor_and_fractions() -> None:
 @pytest.mark.parametrize(
     ("make", "given", "told"),
     [
-        (image_classifier, [Image.new("RGB", (8, 8))] * 2, "a list of 2 is no image: pass one image"),
-        (image_classifier, torch.rand(2, 3, 8, 8), r"has the shape \(2, 3, 8, 8\): pass one image"),
-        (image_classifier, np.zeros((0, 0, 3)), r"has the shape \(0, 0, 3\): pass one image"),
-        (image_classifier, {"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor returned for one image"),
-        (image_classifier, {"image": torch.rand(1, 3, 8, 8)}, "takes no dict like this"),
-        (image_classifier, torch.randn(1, 3, 8, 8), "the image has negative numbers: pass what the processor returned"),
-        (partial(sound_model, SOUND), np.stack([SAMPLES] * 2), r"has the shape \(2, 3000\): pass one channel"),
-        (partial(sound_model, SOUND), SAMPLES[:0], r"has the shape \(0,\): pass one channel"),
-        (partial(sound_model, SOUND), {"array": SAMPLES, "sampling_rate": 8000}, "has 8000 samples a second, but"),
-        (partial(sound_model, SOUND), {"path": "a"}, r"has the shape \(\): pass one channel"),
-        (partial(sound_model, SOUND), [["a"]], "the sound is of type list: pass an array"),
+        (image_classifier, [Image.new("RGB", (8, 8))] * 2, "a list of 2 is no"),
+        (image_classifier, torch.rand(2, 3, 8, 8), r"\(2, 3, 8, 8\)"),
+        (image_classifier, np.zeros((0, 0, 3)), r"\(0, 0, 3\)"),
+        (image_classifier, {"pixel_values": torch.rand(2, 3, 8, 8)}, "what the processor"),
+        (image_classifier, {"image": torch.rand(1, 3, 8, 8)}, "no dict like this"),
+        (image_classifier, torch.randn(1, 3, 8, 8), "negative numbers"),
+        (partial(sound_model, SOUND), np.stack([SAMPLES] * 2), r"\(2, 3000\)"),
+        (partial(sound_model, SOUND), SAMPLES[:0], r"shape \(0,\)"),
+        (partial(sound_model, SOUND), {"array": SAMPLES, "sampling_rate": 8000}, "8000 samples a"),
+        (partial(sound_model, SOUND), {"path": "a"}, r"shape \(\)"),
+        (partial(sound_model, SOUND), [["a"]], "sound is of type"),
     ],
 )
 def test_what_is_no_image_or_sound_is_named(make: Any, given: Any, told: str) -> None:
@@ -94,10 +94,10 @@ def test_methods_of_words_say_that_there_are_none(method: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("empty", "holds 0 bytes of sound"),
-        ("short", r"does not run on input_values \(1, 10\) .* pass a longer sound"),
-        ("cut", "holds 356 bytes of sound, and says 6000: copy it again"),
-        ("text", "is no WAV file of whole numbers: it ends too early"),
+        ("empty", "holds 0 bytes"),
+        ("short", "pass a longer sound"),
+        ("cut", "and says 6000"),
+        ("text", "it ends too early"),
     ],
 )
 def test_broken_sound_files_are_named(name: str, told: str, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_letters_of_speech_have_targets() -> None:
     effect = captum_vz.ValueZeroingEffect(model)
     expected = effect.attribute(inputs["input_values"], target=(frame, 2), foil=(frame, 3))
     torch.testing.assert_close(found.scores, expected[0])
-    with pytest.raises(ArgumentError, match="token 99 is out of range: there are"):
+    with pytest.raises(ArgumentError, match="99 is out of range"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, token=99)
-    with pytest.raises(ArgumentError, match="target is 'x', which is no label"):
+    with pytest.raises(ArgumentError, match="which is no label"):
         captum_vz.explain(model, SAMPLES, tokenizer=extractor, target="x")
 
 
@@ -131,7 +131,7 @@ def test_pipelines_of_labels_in_words() -> None:
     make: Any = pipeline
     made = make("zero-shot-classification", model=classifier(label2id={"entailment": 1}), tokenizer=tokenizer())
     for given in (SENTENCE, [SENTENCE, "a b"]):
-        with pytest.raises(ArgumentError, match="asks its model one question for each label: pass"):
+        with pytest.raises(ArgumentError, match="for each label"):
             captum_vz.explain(made, given)
     size = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     marks = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -141,5 +141,5 @@ def test_pipelines_of_labels_in_words() -> None:
     model, processor = CLIPModel(config).eval(), image_classifier()[1]
     made = make("zero-shot-image-classification", model=model, tokenizer=tokenizer(), image_processor=processor)
     for one, given in ((made, Image.new("RGB", (8, 8))), ((model, tokenizer()), SENTENCE)):
-        with pytest.raises(ArgumentError, match="CLIPModel compares texts with images or sound: pass a function"):
+        with pytest.raises(ArgumentError, match="images or sound"):
             captum_vz.explain(one, given)

@@ -64,23 +64,23 @@ def test_all_calls_take_a_model_in_one_way() -> None:
     assert torch.equal(attribute_generation(causal, "the hat", max_new_tokens=2).scores, found.scores)
     assert verify((model, words), "some hat [MASK].", find_layers(model)[0]).passed
     for old, pair in ((compare, (model, words)), (attribute_generation, causal)):
-        with pytest.raises(ArgumentError, match=rf"its tokenizer as a pair, {old.__name__}\(\(model"):
+        with pytest.raises(ArgumentError, match="tokenizer as a pair"):
             old(*pair, SENTENCE)
     for name in ({"a": "agreement"}, "agreement", ["agreement"], {"a": (model, words)}):
         (source,) = model_sources(name).values()
         loaded = source() if callable(source) else source
         assert type(loaded[0]) is type(model)
-    with pytest.raises(ArgumentError, match="cannot load the model 'no-such'"):
+    with pytest.raises(ArgumentError, match="model 'no-such'"):
         model_sources({"a": "no-such"})
 
 
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
-        (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
-        (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
-        (3, None, "the model is of type int: pass the name of a folder or of a model"),
-        (nn.Linear(2, 2), None, "comes without its tokenizer: pass it as tokenizer="),
+        (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config"),
+        (classifier(), "agreement", "of type str, "),
+        (3, None, "is of type int"),
+        (nn.Linear(2, 2), None, "without its token"),
     ],
 )
 def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
@@ -154,7 +154,7 @@ def test_translations_and_tokens_that_a_model_adds() -> None:
     peft = pytest.importorskip("peft")
     model, words = load_model("causal")
     tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
+    with pytest.raises(UnsupportedLayerError, match="it adds its own"):
         captum_vz.explain(tuned, "the hat", tokenizer=words)
 
 
@@ -231,7 +231,7 @@ def test_classifiers_of_two_texts(tmp_path: Path) -> None:
     expected = captum_vz.explain(ranks, SENTENCE, "a hat", tokenizer=words)
     torch.testing.assert_close(captum_vz.explain(reranker, SENTENCE, "a hat").scores, expected.scores)
     reranker.default_prompt_name = "query"
-    with pytest.raises(ArgumentError, match="puts the prompt 'query: ' before its texts: write it"):
+    with pytest.raises(ArgumentError, match="puts the prompt"):
         captum_vz.explain(reranker, SENTENCE, "a hat")
 
 

@@ -87,7 +87,7 @@ def test_labels_with_one_name_and_special_tokens() -> None:
     found = explain(model, SENTENCE, target=1)
     assert {name for name, _ in found.predictions} == {"SAME (0)", "SAME (1)", "other"}
     torch.testing.assert_close(explain(model, SENTENCE, target="same (1)").scores, found.scores)
-    with pytest.warns(UserWarning, match=r"\[CLS\] and \[SEP\] of the text are not doubled"):
+    with pytest.warns(UserWarning, match="are not doubled"):
         found = captum_vz.explain("agreement", "[CLS] the hat [MASK] small. [SEP]")
     expected = captum_vz.explain("agreement", "the hat [MASK] small.")
     assert found.tokens == expected.tokens
@@ -99,7 +99,7 @@ def test_labels_with_one_name_and_special_tokens() -> None:
     [
         ("2", ["2", "1", "0"], 0),  # names come before numbers
         (2, ["2", "1", "0"], 2),
-        ("PERSONS", ["O", "PERSON"], r"did you mean PERSON\?.*pass one of O, PERSON"),
+        ("PERSONS", ["O", "PERSON"], "did you mean PERSON"),
     ],
 )
 def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int | str) -> None:
@@ -119,12 +119,9 @@ WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for valu
         (classifier, {"target": 1, "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"foil": 1, "method": "attention"}, "^foil is .* leave "),
         (classifier, {"token": 1}, "^token is .* leave "),
-        (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is what is explained"),
-        (classifier, {"foil": 0}, "foil is 0, which is what is explained"),  # the prediction
-        *(
-            (lambda: "agreement", {name: value}, f"^{name} is .*, of type {type(value).__name__}: pass a whole number")
-            for name, value in WRONG
-        ),
+        (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is"),
+        (classifier, {"foil": 0}, "foil is 0, which is"),  # the prediction
+        *((lambda: "agreement", {name: value}, "pass a whole number") for name, value in WRONG),
     ],
 )
 def test_refusals_of_labels_and_types(make: Any, asked: Any, told: str) -> None:
@@ -167,9 +164,9 @@ def test_layer_is_never_ignored() -> None:
     assert (found.method, found.layer) == ("value-zeroing-effect-layer", 0)
     expected = ValueZeroingEffect(model, find_layers(model)[0]).attribute(inputs, target=1)[0]
     torch.testing.assert_close(found.scores, expected)
-    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer= out"):
+    with pytest.raises(ArgumentError, match="leave layer= out"):
         explain(model, SENTENCE, method="value-zeroing-effect", layer=0)
-    with pytest.raises(ArgumentError, match="layer 2 is out of range"):
+    with pytest.raises(ArgumentError, match="2 is out of range"):
         explain(model, SENTENCE, layer=2)
 
 
@@ -239,7 +236,7 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
     assert any(row.name.endswith(": O") for row in every.rows)
     for row in found.rows:
         assert torch.equal(next(one.scores for one in every.rows if one.token == row.token), row.scores)
-    with pytest.raises(ArgumentError, match=r"token '\*' is none of the tokens"):
+    with pytest.raises(ArgumentError, match="none of the tokens"):
         captum_vz.explain("agreement", SENTENCE, token="*")
 
 
@@ -283,9 +280,9 @@ def test_answer_has_a_start_and_an_end() -> None:
     named = [(row.name, by_words.tokens[row.token]) for row in by_words.rows]
     assert named == [("start: wug", "wug"), ("end: wug", "wug")]
     assert [row.token for row in explain(model, "some hat?", text, method="attention", token=7).rows] == [7]
-    with pytest.raises(ArgumentError, match="answers a question from a text: pass the text as text_pair"):
+    with pytest.raises(ArgumentError, match="text as text_pair"):
         explain(model, "some hat?")
-    with pytest.raises(ArgumentError, match="no token that an answer could begin with"):
+    with pytest.raises(ArgumentError, match="answer could begin"):
         explain(model, "some hat?", " ")
 
 
@@ -304,10 +301,10 @@ def test_choice_explains_the_chosen_answer() -> None:
     mapped = explain(model, text, answers, method="attention")
     assert (mapped.token, len(mapped.maps)) == (0, 2)
     for text, given, asked, told in [
-        ("hat " * 70, answers, {}, "75 tokens long, but the model takes at most 64, and cannot read it in windows"),
-        ("hat " * 70, answers, {"window": True}, "each answer is read alone, with the whole text"),
-        ("the hat", ["a", 3], {}, "text_pair has an object of type int: pass a string"),
-        ("the hat", ["a", "a"], {"target": "a"}, "the name of 2 labels: pass a number"),
+        ("hat " * 70, answers, {}, "read it in windows"),
+        ("hat " * 70, answers, {"window": True}, "is read alone, with"),
+        ("the hat", ["a", 3], {}, "an object of type"),
+        ("the hat", ["a", "a"], {"target": "a"}, "name of 2 labels"),
     ]:
         with pytest.raises(ArgumentError, match=told):
             explain(model, text, given, **asked)
@@ -326,7 +323,7 @@ def test_generated_words_of_an_encoder_decoder() -> None:
         assert torch.equal(found.all_scores, expected.all_scores)
         assert found.predictions[0][0] == expected.text
         assert f"the model writes: {expected.text}" in str(found)
-    with pytest.raises(ArgumentError, match="explains each token that it writes: leave text_pair=, target="):
+    with pytest.raises(ArgumentError, match="text_pair=, target="):
         explain(model, "a is b", tokenizer=words, target="b")
     encoder = model.get_encoder()
     maps = ValueZeroing(encoder, find_layers(encoder)).attribute(words("a is b", return_tensors="pt"))
@@ -373,7 +370,7 @@ def test_sound_from_a_file(tmp_path: Path) -> None:
     row = letters.rows[0]
     torch.testing.assert_close(row.scores, effect(speech, samples, target=(row.token, best[row.token])))
     processor.sampling_rate = 8000
-    with pytest.raises(ArgumentError, match="16000 samples a second, but the model takes 8000: resample it"):
+    with pytest.raises(ArgumentError, match="samples a second"):
         explain(speech, path, tokenizer=processor)
 
 

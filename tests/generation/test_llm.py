@@ -144,19 +144,19 @@ EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
     [
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, gen_args={"max_new_tokens": 3}), "Pass one"),
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, _inspect_forward=print), "Pass None"),
-        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "layer 3 is out of range"),
-        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "n_samples was passed, but no input is"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "3 is out of range"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "but no input is"),
         (
             lambda: maps().attribute(
-                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
+                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_seq": 2}
             ),
             "returned 2 texts",
         ),
-        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves out"),
-        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves out"),
-        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "pass 'log_prob', 'prob' or None"),
-        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "explains no probability"),
-        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),
+        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves"),
+        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves"),
+        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "'prob' or None"),
+        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "no probability"),
+        (lambda: to_captum_llm(vz.ValueZeroing), "method is of type"),
         (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),
     ],
 )
@@ -170,7 +170,7 @@ def test_foil_of_generated_tokens() -> None:
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
     expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
-    with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains the state of a token"):
+    with pytest.raises(vz.ArgumentError, match="explains the state"):
         maps().attribute(inp, **asked)
 
 

@@ -47,7 +47,7 @@ def test_kinds_of_masks() -> None:
     assert masked(found, "special", "punctuation", ["Anna", " likes "]) == ["<bos>", ",", "anna", "likes", "."]
     found = found_by(prompt="Of the hat $")
     assert (masked(found, "stop"), masked(found, "punctuation")) == (["Of", "the"], ["$"])
-    with pytest.raises(vz.ArgumentError, match="'verbs' is no kind of token"):
+    with pytest.raises(vz.ArgumentError, match="no kind of token"):
         found.mask("verbs")
 
 
@@ -153,14 +153,14 @@ def test_groups_of_a_source(name: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
-        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
+        ({"layer": 3}, "3 is out of range"),
+        ({"mask": torch.zeros(14)}, r"mask is \(14,\) of"),
         ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
         ("sections", "no sections"),
         ("lines", "by is 'lines'"),
         ([(0, 3), (2, 5)], "overlaps"),
         ([[0, 1, 2]], "pairs of positions"),
-        ([(3, 3)], "0 <= start < stop <= 14"),
+        ([(3, 3)], "start < stop <= 14"),
         ({"end": (3, 99)}, "The span end is"),
     ],
 )

@@ -197,20 +197,20 @@ def test_rows_that_order_nothing_are_nan() -> None:
 def test_bad_sizes_refused() -> None:
     prediction = metrics.Prediction(neighbours, sentences(), UNK)
     for measure in (metrics.deletion_area, metrics.monotonicity, metrics.infidelity, metrics.comprehensiveness):
-        with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
+        with pytest.raises(ArgumentError, match="but the ids are"):
             measure(prediction, torch.rand(2, 2))
-        with pytest.raises(ArgumentError, match="scores holds infinities"):
+        with pytest.raises(ArgumentError, match="holds infinities"):
             measure(prediction, torch.full((10, 9), torch.inf))
-    with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
+    with pytest.raises(ArgumentError, match="one value for each"):
         metrics.normalized(torch.rand(3), metrics.deletion_bounds(prediction))
     prediction = metrics.Prediction(Words().eval(), sentences(), UNK)
-    with pytest.raises(ArgumentError, match="negative or infinite values: pass sizes"):
+    with pytest.raises(ArgumentError, match="or infinite values"):
         metrics.soft_comprehensiveness(prediction, -torch.rand(10, 9))
     with pytest.raises(ArgumentError, match=r"scores is \(2,\)"):
         metrics.soft_sufficiency(prediction, torch.rand(2))
     with pytest.raises(ArgumentError, match="samples is 0"):
         metrics.soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
-    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
+    with pytest.raises(ArgumentError, match="function without"):
         metrics.soft_sufficiency(metrics.Prediction(additive, sentences(), UNK), torch.rand(10, 9))
 
 

@@ -162,7 +162,7 @@ def test_study_on_ray_equals_one_process(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("number", "told"),
-    [(signal.SIGKILL, "Ray failed .*may have run out of memory. Finished parts stay"), (None, "call model.eval")],
+    [(signal.SIGKILL, "run out of memory"), (None, "call model.eval")],
 )
 def test_failing_workers_end_the_study(
     number: int | None, told: str, cluster: Any, examples: list[Example], tmp_path: Path
@@ -218,13 +218,13 @@ def test_engine_that_does_not_fit_refused(
     examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs ray.*pip install \"captum-vz\[ray\]\""):
+    with pytest.raises(ModuleNotFoundError, match="engine='ray' needs"):
         study(tmp_path / "t", examples, engine="ray")
     assert json.loads((tmp_path / "t" / "study.json").read_text())["models"] == ["agreement"]
-    with pytest.raises(ArgumentError, match="engine is 'spark': pass one of 'local', 'accelerate', 'ray'"):
+    with pytest.raises(ArgumentError, match="engine is 'spark'"):
         study(tmp_path / "s", examples, engine="spark")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for engine in ("local", "ray"):
-        with pytest.raises(ArgumentError, match=f"engine is '{engine}', but 2 processes were launched: pass 'acc"):
+        with pytest.raises(ArgumentError, match="processes were"):
             study(tmp_path / "s", examples, engine=engine)
     assert not (tmp_path / "s").exists()

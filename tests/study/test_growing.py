@@ -183,7 +183,7 @@ def test_contents_of_an_example_are_compared(
     some: list[Example], shipped: Shipped, tmp_path: Path, computed: Counter[Any]
 ) -> None:
     study(tmp_path / "s", some[:4], shipped)
-    with pytest.raises(ValueError, match=r"with other contents: pass another id, or another folder"):
+    with pytest.raises(ValueError, match="pass another id"):
         study(tmp_path / "s", [replace(some[0], cue=(0,)), *some[1:4]], shipped)
     lists: Any = [replace(one, words=[*one.words], cue=[*one.cue], other_cue=[*one.other_cue]) for one in some[:4]]
     study(tmp_path / "s", lists, shipped)
@@ -215,7 +215,7 @@ def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shippe
     """Of the other model they are there. A model that lacks all is refused before the first one runs."""
     model, tokenizer = shipped
     models = {"agreement": lambda: shipped, "headless": lambda: (model.bert, tokenizer)}
-    with pytest.raises(ValueError, match="'headless' can have none of the metrics blank_out: BertModel has no head"):
+    with pytest.raises(ValueError, match="'headless' can have"):
         study(tmp_path / "s", some, shipped, models=models, metrics=["blank_out"])
     assert not parts(tmp_path / "s")
     found = study(tmp_path / "s", some, shipped, models=models, metrics=["cue_dot", "blank_out"])

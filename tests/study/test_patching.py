@@ -134,10 +134,10 @@ def test_sentences_without_a_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
     assert found.falls.isfinite().all()
     assert found.shares.isnan().all()
     example = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is", other_cue=("hatgzq",))
-    with pytest.raises(BadExampleError, match="has 6 tokens, and 9 with the other cue: patching needs equally many"):
+    with pytest.raises(BadExampleError, match="needs equally many"):
         value_patching(model, tokenizer, example)
     without = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
-    with pytest.raises(BadExampleError, match="other_cue has 0 words, and the cue 1"):
+    with pytest.raises(BadExampleError, match="other_cue has 0"):
         activation_patching(model, tokenizer, without)
     example = Example(
         "1", ("The", "hats", ",", "[MASK]"), 3, (1,), "are", "is", text="The hats, [MASK]", other_cue=("hat",)

@@ -44,13 +44,13 @@ def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path
         changed = bytearray(whole)
         changed[place] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"000000-\w+\.parquet cannot be read: its bytes have changed.*delete it"):
+        with pytest.raises(ValueError, match="bytes have changed"):
             before.rows(["example", "cue_dot"])
     more = {"methods": ["random", "position", "attention"]}
-    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+    with pytest.raises(ValueError, match="bytes have changed"):
         small(tmp_path / "s", examples, **more)  # its rows are read, because rows are added
     path.write_bytes(whole + b"x")
-    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+    with pytest.raises(ValueError, match="bytes have changed"):
         small(tmp_path / "s", examples)
     path.unlink()
     again = small(tmp_path / "s", examples)
@@ -65,7 +65,7 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     with torch.no_grad():
         before = weights[7, 1].item()
         weights[7, 1] += 1
-    with pytest.raises(ValueError, match=r"was made with other weights"):
+    with pytest.raises(ValueError, match="with other weights"):
         small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
     with torch.no_grad():
         weights[7, 1] = before
@@ -109,10 +109,10 @@ def test_changed_examples_and_settings_are_noticed(examples: list[Example], tmp_
     small(tmp_path / "s", examples)
     path = tmp_path / "s" / "examples" / "000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"target", b"tarket"))
-    with pytest.raises(ValueError, match=r"000001\.jsonl is missing or has changed"):
+    with pytest.raises(ValueError, match="missing or has"):
         small(tmp_path / "s", examples)
     (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
-    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
+    with pytest.raises(ValueError, match="hold the settings"):
         Study(tmp_path)
 
 

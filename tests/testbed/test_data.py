@@ -66,7 +66,7 @@ def test_mask_target_of_differing_word(good: str, bad: str, target: int) -> None
     ("good", "bad"), [("Jill left.", "Jill left."), ("Jill left.", "Jim leaves."), ("Jill left.", "Jill left it.")]
 )
 def test_mask_target_without_single_difference(good: str, bad: str) -> None:
-    with pytest.raises(ValueError, match="in exactly one word, got 'Jill left"):
+    with pytest.raises(ValueError, match="exactly one word"):
         mask_target({"sentence_good": good, "sentence_bad": bad})
 
 
@@ -100,7 +100,7 @@ def test_held_out_sentences_are_dropped(blimp: Path, tmp_path: Path) -> None:
     written_out = {"sentence_good": "Jill has not left.", "sentence_bad": "Jill have not left."}
     assert drop_held_out([written_out], folder) == []
     assert drop_held_out([written_out], blimp) == [written_out]
-    with pytest.raises(FileNotFoundError, match=r"anaphor_number_agreement\.jsonl is missing: expected BLiMP's"):
+    with pytest.raises(FileNotFoundError, match="expected BLiMP's"):
         held_out(tmp_path)
 
 
@@ -164,13 +164,13 @@ def test_forms_and_own_words() -> None:
         tokenizer.convert_tokens_to_ids(["are", "is"])
     )
     tokenizer = byte_tokenizer()
-    with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
+    with pytest.raises(ValueError, match="has no mask token"):
         encode_record(tokenizer, RECORDS[0])
 
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
 def test_own_words_missing_in_sentence(words: list[str]) -> None:
-    with pytest.raises(ValueError, match="but the sentence continues with"):
+    with pytest.raises(ValueError, match="sentence continues"):
         encode_record(TOKENIZER, {"masked": "The wugs are nice.", "words": words, "target": 1})
 
 
@@ -242,8 +242,8 @@ def test_distractors_and_seeds() -> None:
     records = agreement_sentences(5000, seed=1)
     assert len({record["sentence_good"] for record in records}) == 5000
     assert agreement_sentences(50, seed=1) == agreement_sentences(50, seed=1) != agreement_sentences(50, seed=2)
-    with pytest.raises(ValueError, match="paradigm is 'adverb': pass None or one of anaphor, "):
+    with pytest.raises(ValueError, match="is 'adverb'"):
         agreement_sentences(1, paradigm="adverb")
     for n in (-1, 10**12):
-        with pytest.raises(ValueError, match=rf"n is {n}; the grammar gives from 0 to \d+ different pairs of anaphor"):
+        with pytest.raises(ValueError, match=f"n is {n}; the gram"):
             agreement_sentences(n)

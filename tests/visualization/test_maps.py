@@ -181,7 +181,7 @@ def test_cross_maps_are_rectangular() -> None:
     torch.testing.assert_close(drawn(pair)[0, 0], scores[:2, :2].sum().double() / 2)
     with pytest.raises(ArgumentError, match="pass a pair"):
         draw_maps([scores], sources, out_tokens=outputs, words=[0, 0, 1])
-    with pytest.raises(ArgumentError, match=r"for 5 output tokens and 3 source tokens, got \(3, 5\)"):
+    with pytest.raises(ArgumentError, match="and 3 source tokens"):
         draw_maps([scores], outputs, out_tokens=sources)
 
 
