@@ -122,7 +122,7 @@ def test_inputs_in_pieces() -> None:
     """KernelShap and Lime pass on the entries of what is no tuple. The subject has the largest score."""
     for kind in (KernelShap, Lime):
         for inputs in (TEXT, dict(TEXT), TEXT["input_ids"]):
-            with pytest.raises(ArgumentError, match=r"func_args=\(inputs,"):
+            with pytest.raises(ArgumentError, match=r"_args=\(inputs,\)"):
                 kind(odds).attribute(GATES, additional_forward_args=inputs, n_samples=4)
         torch.manual_seed(0)
         found = kind(odds).attribute(GATES, additional_forward_args=(TEXT,), n_samples=40, perturbations_per_eval=8)

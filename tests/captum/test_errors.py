@@ -221,11 +221,11 @@ def test_error_of_the_models_own() -> None:
 def test_forward_func_of_wrong_type(method: Any) -> None:
     for forward_func, message in (
         (Tokenizer(), "is a tokenizer"),
-        ("bert-base-uncased", "uncased': pass the"),
-        (None, "of type NoneType"),
-        (torch.nn.Linear, "the class Linear"),
+        ("bert-base-uncased", "is 'bert-base"),
+        (None, "is of type None"),
+        (torch.nn.Linear, "is the class"),
         ([torch.nn.Identity()], "is of type list"),
-        (torch.nn.ModuleList(), "of type ModuleList"),
+        (torch.nn.ModuleList(), "is of type Module"),
     ):
         with pytest.raises(ArgumentError, match=f"func {message}"):
             method(forward_func, CASE.layers).attribute(CASE.inputs)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,12 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
 
 
 def test_maps_of_deep_models_are_computed_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    tmp_path: Path, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Of the page: of all tokens, with a bar on a terminal."""
-    for part in deep(13):
-        part.save_pretrained(tmp_path)
+    name = saved(*deep(13))
     monkeypatch.setattr("captum_vz.app.is_terminal", lambda stream: True)
-    asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
+    asked, page, sizes = ["explain", PREFIX, "--model", name], tmp_path / "page.html", list[int]()
     shown = ran(capsys, *asked).out
     assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
     for more, has_bar in ([], False), (["--maps"], True):

@@ -180,14 +180,8 @@ def test_where_sentences_end(text: str, expected: list[str]) -> None:
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     """Pieces with a mark for spaces, and tokens of bytes for unknown characters, as LLaMA's."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
-    made = Tokenizer(
-        models.BPE(
-            vocab={name: i for i, name in enumerate(names)},
-            merges=[("\u2581", "a")],
-            byte_fallback=True,
-            unk_token="<unk>",
-        )
-    )
+    vocabulary = {name: i for i, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")

@@ -47,7 +47,6 @@ def explain(model: Any, text: Any, *more: Any, **options: Any) -> Any:
 
 
 def effect(model: Any, inputs: Any, **asked: Any) -> Tensor:
-    """The effect of all values by the class."""
     found: Tensor = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, **asked)[0]
     return found
 
@@ -94,20 +93,12 @@ def test_labels_with_one_name_and_special_tokens() -> None:
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "names", "number"),
-    [
-        ("2", ["2", "1", "0"], 0),  # names come before numbers
-        (2, ["2", "1", "0"], 2),
-        ("PERSONS", ["O", "PERSON"], "did you mean PERSON"),
-    ],
-)
-def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int | str) -> None:
-    if isinstance(number, int):
-        assert label_number(wanted, dict(enumerate(names)), "target") == number
-    else:
-        with pytest.raises(ArgumentError, match=number):
-            label_number(wanted, dict(enumerate(names)), "target")
+def test_label_is_named_or_numbered() -> None:
+    names = {0: "2", 1: "1", 2: "0"}
+    assert label_number("2", names, "target") == 0  # names come before numbers
+    assert label_number(2, names, "target") == 2
+    with pytest.raises(ArgumentError, match="did you mean PERSON"):
+        label_number("PERSONS", NAMES, "target")
 
 
 WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for value in (1.0, True, ["PERSON"], b"1")]
@@ -143,17 +134,11 @@ def test_map_of_a_decoder_is_the_row_of_its_last_token() -> None:
     torch.testing.assert_close(explain(model, "a is b", tokenizer=words).scores, effect(model, inputs, target=label))
 
 
-@pytest.mark.parametrize(
-    ("options", "of"),
-    [
-        ({"problem_type": "multi_label_classification"}, lambda logits: logits.sigmoid()),
-        ({"problem_type": "regression"}, lambda logits: logits),
-        ({}, lambda logits: logits.softmax(-1)),
-    ],
-)
-def test_predictions_follow_the_problem_type(options: Any, of: Any) -> None:
-    model = classifier(**options)
-    numbers = of(model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0])
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression", None])
+def test_predictions_follow_the_problem_type(kind: str | None) -> None:
+    model = classifier(problem_type=kind)
+    logits = model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0]
+    numbers = {"regression": logits, None: logits.softmax(-1)}.get(kind, logits.sigmoid())
     found = dict(explain(model, SENTENCE, method="random").predictions)
     assert found == {NAMES[i]: pytest.approx(number.item(), abs=1e-6) for i, number in enumerate(numbers)}
 

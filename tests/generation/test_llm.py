@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import (
-    FeatureAblation,
-    LLMAttribution,
-    LLMAttributionResult,
-    TextTemplateInput,
-    TextTokenInput,
-)
+from captum.attr import FeatureAblation, LLMAttribution, LLMAttributionResult, TextTemplateInput, TextTokenInput
 from torch import Tensor, nn
 
 import captum_vz as vz
@@ -136,6 +130,7 @@ def test_models_of_captums_tests(kind: Any) -> None:
 
 ANNA: dict[str, Any] = {"target": "anna"}
 EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
+TWO = {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
 
 
 @pytest.mark.all_cases
@@ -146,12 +141,7 @@ EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, _inspect_forward=print), "Pass None"),
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "3 is out of range"),
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "but no input is"),
-        (
-            lambda: maps().attribute(
-                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_seq": 2}
-            ),
-            "returned 2 texts",
-        ),
+        (lambda: maps().attribute(INPUTS["tokens"], gen_args=TWO), "returned 2 texts"),
         (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves"),
         (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves"),
         (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "'prob' or None"),

@@ -14,13 +14,11 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.testbed import load_model
 from tests.engine.parameters import CACHES
 from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
+from tests.reference.families import WHISPER_SIZE
 
 TEXT = "the pictures of some hat"
 IDS = [4, 5, 6, 7, 8]
-CHAT = [
-    {"role": "system", "content": "that anna likes"},
-    {"role": "user", "content": "some hat ."},
-]
+CHAT = [{"role": "system", "content": "that anna likes"}, {"role": "user", "content": "some hat ."}]
 
 
 def attribute(prompt: Any, *args: Any, name: str = "gpt2", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
@@ -236,14 +234,9 @@ def qwen() -> tuple[Any, dict[str, Any]]:
 
 
 def whisper() -> tuple[Any, dict[str, Any]]:
-    sizes = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 70, "num_mel_bins": 8}
-    layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    marks: dict[str, Any] = {"decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    silent: dict[str, Any] = {"suppress_tokens": [], "begin_suppress_tokens": [], "max_source_positions": 10}
-    model = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(**sizes, **layers, **marks, **silent, max_target_positions=30)
-    )
-    return model, {"input_features": torch.randn(1, 8, 20)}
+    sizes: dict[str, Any] = WHISPER_SIZE | {"max_source_positions": 10, "max_target_positions": 30}
+    config = transformers.WhisperConfig(**sizes, suppress_tokens=[], begin_suppress_tokens=[])
+    return transformers.WhisperForConditionalGeneration(config), {"input_features": torch.randn(1, 8, 20)}
 
 
 def captions() -> tuple[Any, dict[str, Any]]:
@@ -300,7 +293,7 @@ def test_placeholder_that_the_model_writes() -> None:
     with torch.no_grad():
         model.lm_head.weight[IMAGE] = 100 * model(**given, output_hidden_states=True).hidden_states[-1][0, -1]
     pixels = given.pop("pixel_values")
-    with pytest.warns(UserWarning, match=r"_tokens=\\[59\\]"):
+    with pytest.warns(UserWarning, match=r"_tokens=\[59\]"):
         found = attribute_generation((model.eval(), None), given["input_ids"], ValueZeroing, 2, pixel_values=pixels)
     assert IMAGE not in found.generated.ids
     with pytest.raises(ArgumentError, match="takes no pixel"):

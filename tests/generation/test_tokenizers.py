@@ -20,15 +20,22 @@ TEXT, TARGET = "the woman likes anna", "has upset"
 TEMPLATE = TextTemplateInput("the {} likes {}", ["woman", "anna"])
 
 
-class Minimal:
-    """Captum's `TokenizerLike`, over the words of another tokenizer."""
+class Least:
+    """`encode` of a text and `decode` of ids, over the words of another tokenizer, and no more."""
 
-    def encode(self, text: str, add_special_tokens: Any = None, return_tensors: Any = None) -> Any:
-        ids = FAST.encode(text, add_special_tokens=False)
-        return torch.tensor([ids]) if return_tensors else ids
+    def encode(self, text: str) -> Any:
+        return FAST.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Tensor) -> str:
         return " ".join(FAST.convert_ids_to_tokens(index) for index in token_ids.tolist())
+
+
+class Minimal(Least):
+    """Captum's `TokenizerLike`."""
+
+    def encode(self, text: str, add_special_tokens: Any = None, return_tensors: Any = None) -> Any:
+        ids = super().encode(text)
+        return torch.tensor([ids]) if return_tensors else ids
 
     def convert_ids_to_tokens(self, token_ids: Any) -> Any:
         return FAST.convert_ids_to_tokens(token_ids)
@@ -107,16 +114,6 @@ def test_template_of_a_tokenizer_of_bytes_and_tokens_that_do_not_spell() -> None
         LLMTokenMaps(ValueZeroingRollout(MODEL), Other()).attribute(TEMPLATE, target=TARGET)
     with pytest.raises(ArgumentError, match="of type dict"):
         attribute_generation((MODEL, {}), TEXT, ValueZeroing)
-
-
-class Least:
-    """`encode` of a text and `decode` of ids, and no more."""
-
-    def encode(self, text: str) -> list[int]:
-        return FAST.encode(text, add_special_tokens=False)
-
-    def decode(self, ids: Tensor) -> str:
-        return " ".join(FAST.convert_ids_to_tokens(index) for index in ids.tolist())
 
 
 # Contexts

@@ -68,10 +68,8 @@ def test_rows_without_an_answer() -> None:
     scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
     ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
     for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
-        assert (
-            metrics.cue_average_precision(scores, cues, keep).item()
-            == metrics.cue_average_precision(ranks, cues, keep).item()
-        )
+        one, other = (metrics.cue_average_precision(each, cues, keep).item() for each in (scores, ranks))
+        assert one == other
 
 
 @pytest.mark.parametrize(

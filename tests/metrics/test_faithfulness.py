@@ -163,10 +163,7 @@ def test_constant_scores_are_nan() -> None:
         (lambda: sentences(target=6), "points at padding"),
         (lambda: sentences(target=True), "target is True"),
         (lambda: sentences(target=[0, 1, 2]), r"is \[0, 1, 2\]"),
-        (
-            lambda: sentences(forms=torch.zeros(3, 2).long()),
-            r"forms is \(3, 2\)",
-        ),
+        (lambda: sentences(forms=torch.zeros(3, 2).long()), r"forms is \(3, 2\)"),
         (lambda: sentences(forms=[-1, GOOD]), "forms has the id -1"),
         (lambda: sentences(forms=torch.tensor([[GOOD, BAD], [BAD, BAD]])), "with one id twice"),
         (lambda: sentences(content=CONTENT[:, :3]), r"content is \(2, 3\)"),
@@ -184,18 +181,9 @@ def test_bad_arguments_refused(call: Callable[[], object], message: str) -> None
 
 
 def test_bad_logits_refused() -> None:
-    def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return torch.zeros(len(input_ids), 16)
-
-    def nan(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return torch.full((*input_ids.shape, 16), torch.nan)
-
-    for model, message in (
-        (pooled, r"output is \(2, 16"),
-        (nan, "NaN for a logit"),
-    ):
+    for logits, message in ((torch.zeros(2, 16), r"output is \(2, 16"), (torch.full((2, 7, 16), torch.nan), "NaN for")):
         with pytest.raises(RefusedError, match=message):
-            Prediction(model, sentences(), UNK).best()
+            Prediction(lambda logits=logits, **given: logits, sentences(), UNK).best()
     beyond = Prediction(additive, sentences(forms=[GOOD, 999]), UNK)
     with pytest.raises(RefusedError, match="has the id 999"):
         beyond.best()

@@ -220,10 +220,7 @@ NOT_A_LIST: Any = [1.0]
         (lambda: description_length(ZEROS, LABELS, classes=1), "1, of 1 classes"),
         (lambda: description_length(ZEROS, LABELS - 1), "run from -1 to 0"),
         (lambda: description_length(ZEROS[:100], LABELS[:100]), "blocks that end at"),
-        (
-            lambda: probing_correlation(torch.rand(4, 3), [1.0, 2.0]),
-            "alignment is",
-        ),
+        (lambda: probing_correlation(torch.rand(4, 3), [1.0, 2.0]), "alignment is"),
         (lambda: probing_correlation(torch.rand(4, 1), [1.0]), "two layers or more"),
         (lambda: probing_correlation(torch.rand(3), [1.0, 2.0, 3.0]), r"alignment is \(3,\)"),
         (lambda: probing_correlation(torch.rand(4, 2), [1.0, torch.inf]), "compression is"),

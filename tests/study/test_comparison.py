@@ -18,13 +18,13 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question
 from captum_vz.metrics import MaskedSentences, Prediction, blank_out, kendall
+from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, Example, compare, value_patching
 from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
-from tests.explaining.models import explanation
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -154,10 +154,7 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
         ({"patch": ("hats", "hat")}, "0 times in the text"),
         ({"patch": ("pictures", "xylophones")}, "with 'xylophones'"),
         ({"patch": ("some", "this")}, "with this too"),
-        (
-            {"patch": ("some", "this"), "foil": "is"},
-            "takes away at least",
-        ),
+        ({"patch": ("some", "this"), "foil": "is"}, "takes away at least"),
     ],
 )
 def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
@@ -167,7 +164,11 @@ def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped:
 
 def test_table_is_printed_and_exported_whole(tmp_path: Path) -> None:
     scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
-    table = replace(explanation(["$a|b$", "it", "[MASK]"], 2, scores), refused={"globenc": "it is pre-norm"})
+    parts = {
+        name: Part(name, METHODS[name], [Row("[MASK]", 2, row)], row[None, None], (METHODS[name].scope(3),), 3)
+        for name, row in scores.items()
+    }
+    table = Explanation(["$a|b$", "it", "[MASK]"], parts, refused={"globenc": "it is pre-norm"})
     assert str(table).splitlines() == [
         "               value",
         "             zeroing    alti",
@@ -258,9 +259,6 @@ def test_patching_takes_values_together(shipped: Shipped) -> None:
     assert "agrees with patching: value-zeroing 0.9" in str(table)
     assert list(table.columns()) == ["fall", "patching", "value-zeroing", "saliency"]
     assert "patching" in [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
-
-
-# The registry
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from captum_vz.study.examples import as_examples
 from captum_vz.subjects.heads import max_tokens
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Decoder, Shipped
-from tests.study.test_run import study
 from tests.view.pages import missing
 
 RECORDS = agreement_sentences(10, seed=2)
@@ -117,26 +116,21 @@ def test_bad_csv_names_its_line(lines: str, complaint: str, tmp_path: Path) -> N
 # Tables of other libraries
 
 
-@pytest.fixture(scope="module")
-def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return study(tmp_path_factory.mktemp("reference") / "study", examples)
-
-
-def test_rows_as_a_table_of_pyarrow(reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = reference.to_arrow()
-    rows = reference.rows()
+def test_rows_as_a_table_of_pyarrow(finished: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = finished.to_arrow()
+    rows = finished.rows()
     assert table.column_names == list(rows.columns)
     assert table.schema.field("layer").type == pa.int32()
     whole = dict.fromkeys(("layer", "deciding", "target"), "Int64")
     pd.testing.assert_frame_equal(table.to_pandas().astype(whole), rows)
-    some = reference.to_arrow(["model", "cue_dot"])
-    assert some.to_pydict() == reference.rows(["model", "cue_dot"]).to_dict("list")
+    some = finished.to_arrow(["model", "cue_dot"])
+    assert some.to_pydict() == finished.rows(["model", "cue_dot"]).to_dict("list")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match="needs datasets"):
-        reference.to_dataset()
+        finished.to_dataset()
 
 
-def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None:
+def test_data_sets_in_and_out(examples: list[Example], finished: Study) -> None:
     if find_spec("datasets") is None:
         missing('datasets is not installed: pip install -e ".[datasets]"')
     from datasets import Dataset
@@ -144,9 +138,9 @@ def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None
     given = Dataset.from_list([example.to_dict() for example in examples])
     assert as_examples(given) == examples
     assert as_examples(given.with_format("numpy")) == examples
-    found = reference.to_dataset(["example", "method", "scores"])
-    assert found[0] == {name: reference.rows()[name][0] for name in ("example", "method")} | {
-        "scores": list(reference.rows()["scores"][0])
+    found = finished.to_dataset(["example", "method", "scores"])
+    assert found[0] == {name: finished.rows()[name][0] for name in ("example", "method")} | {
+        "scores": list(finished.rows()["scores"][0])
     }
 
 

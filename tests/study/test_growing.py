@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from inspect import getsource
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import METRICS, Batch, EvaluationBatch, Example, Study, as_method, load_plugin
 from captum_vz.study import run as work
 from captum_vz.study.folder import code_identity
-from tests.study.conftest import Shipped, without_drawing
+from tests.study.conftest import Shipped, never, without_drawing
+from tests.study.test_given import largest
 from tests.study.test_run import in_a_process, parts
 from tests.study.test_run import study as any_study
 
@@ -111,10 +111,6 @@ def test_models_are_added(some: list[Example], shipped: Shipped, tmp_path: Path)
     pd.testing.assert_frame_equal(rows[rows["model"] == "other"].reset_index(drop=True), alone.rows())
 
 
-def largest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
-    return rows.max(-1).values
-
-
 def smallest(batch: EvaluationBatch, rows: Tensor) -> Tensor:
     return rows.min(-1).values
 
@@ -125,9 +121,6 @@ def hides(batch: EvaluationBatch, rows: Tensor) -> Tensor:
 
 
 def test_metrics_of_scores_need_no_model(some: list[Example], shipped: Shipped, tmp_path: Path) -> None:
-    def never() -> Any:
-        raise AssertionError("loaded")
-
     study(tmp_path / "s", some, shipped)
     metrics = {"cue_ap": METRICS["cue_ap"], "largest": largest}
     found = study(tmp_path / "s", some, shipped, models={"agreement": never}, metrics=metrics)
@@ -227,23 +220,11 @@ def test_metrics_a_model_lacks_are_left_out(some: list[Example], shipped: Shippe
 # The identity of code
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (partial(int, base=1), partial(int, base=2)),
-        (partial(int, torch.zeros(3)), partial(int, torch.ones(3))),
-        (lambda: 1, lambda: 2),
-    ],
-)
-def test_different_code_has_different_identities(one: Any, other: Any) -> None:
-    assert code_identity(one) == code_identity(one)
-    assert code_identity(one) != code_identity(other)
-
-
 #: Plugins that define `mine`, a method. The number in the place of NUMBER decides its scores.
 PLUGINS = {
     "data": "W = [NUMBER]\ndef mine(batch): return W[0]",
     "partial": "def f(k, batch): return k\nmine = partial(f, NUMBER)",
+    "tensor": "def f(k, batch): return k\nmine = partial(f, torch.full((3,), NUMBER))",
     "base class": "class B:\n    def attribute(self): return NUMBER\nclass C(B): pass\nmine = C()",
     "slots": (
         "class C:\n    __slots__ = 'k'\n    def __init__(self, k): self.k = k\n    def attribute(self): return self.k\n"
@@ -297,3 +278,4 @@ def test_plugins_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for kind, number in zip(kinds, (7, 8), strict=True):
         assert f"return {number}" in getsource(kind)
     assert len({code_identity(kind).split()[-1] for kind in kinds}) == 2
+    assert code_identity(lambda: 1) != code_identity(lambda: 2)

@@ -153,7 +153,6 @@ def test_correlations_equal_a_loop(shipped: Shipped, examples: list[Example]) ->
 
 
 def test_undefined_where_a_copy_has_no_scores(shipped: Shipped, examples: list[Example]) -> None:
-    """A method that has NaN for random layers, or refuses them."""
     trained = shipped[0].bert.encoder.layer[0].attention.self.value.weight
 
     def undefined(batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from captum_vz.metrics import summarize
 from captum_vz.study import Example, Scorer, Study, run, run_study
 from captum_vz.study.figures import counted
 from captum_vz.testbed import load_model
-from tests.study.conftest import Decoder, Shipped
+from tests.study.conftest import Decoder, Shipped, never
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
@@ -35,11 +35,6 @@ def study(folder: Path, examples: Any, models: Any = None, block: int = 2, **cha
     models = {"agreement": load_model} if models is None else models
     with patch.object(run, "BLOCK", block):
         return run_study(models, examples, folder, **options | changed)
-
-
-def in_train_mode() -> tuple[Any, Any]:
-    model, tokenizer = load_model()
-    return model.train(), tokenizer
 
 
 def parts(folder: Path, table: str = "*") -> dict[str, tuple[int, bytes]]:
@@ -176,9 +171,6 @@ def test_killed_before_rename_continues(last: int, bad: list[Example], reference
 
 
 def test_finished_study_computes_nothing(bad: list[Example], reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never() -> Any:
-        raise AssertionError("loaded")
-
     before = parts(reference.folder)
     study(reference.folder, bad, {"agreement": never})
     assert parts(reference.folder) == before
@@ -193,7 +185,7 @@ def test_finished_study_computes_nothing(bad: list[Example], reference: Study, m
         ({"examples": []}, "examples is empty"),
         ({"models": {}}, "and batch_size 32"),
         ({"batch_size": 0}, "batch_size 0"),
-        ({"models": {"agreement": in_train_mode()}}, "train mode: call"),
+        ({"models": {"agreement": (load_model()[0].train(), load_model()[1])}}, "train mode: call"),
         ({"methods": ["magic"]}, "pass some of"),
     ],
 )

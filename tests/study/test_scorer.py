@@ -134,9 +134,6 @@ def test_unknown_names_refused(passed: dict[str, Any], complaint: str, decoder: 
         Scorer(*decoder, **passed)
 
 
-# Batches
-
-
 WORDS = ("the", "pictures", "of", "some", "hat", "near", "the", "birds")
 
 

@@ -78,9 +78,6 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     assert len({known, one, fingerprint(model, again)}) == 3
 
 
-# Several processes
-
-
 SHARED = Example("shared", ("a", "b"), 0)
 
 
@@ -128,9 +125,6 @@ def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
 
 
-# Names
-
-
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "/", "../x", "~", ".hidden", "a\\b", "nul\0", "é", "x" * 300, "\ud800"]
 )
@@ -147,8 +141,6 @@ def test_different_names_differ() -> None:
     assert len({safe_name(name) for name in names}) == len(names)
     assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
 
-
-# Memory
 
 SHORT_OF_MEMORY = [True]
 
@@ -187,8 +179,6 @@ def test_lack_of_memory_is_tried_again(error: Callable[[], Exception], examples:
     # Only the part of this example was computed again.
     assert [name in parts(tmp_path / "s") for name in sorted(before)] == [False, True, False, True]
 
-
-# Broken text files
 
 BROKEN = {
     "binary": b"\x89PNG\r\n\x1a\n\x00\xff",

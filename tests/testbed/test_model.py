@@ -48,18 +48,14 @@ def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) 
     assert sum(files.values()) <= (2e6 if name == "causal" else 4e6)
     batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
-    loaded: Any = (
-        transformers.AutoModelForCausalLM if name == "causal" else transformers.AutoModelForMaskedLM
-    ).from_pretrained(folder)
+    kind = f"AutoModelFor{'CausalLM' if name == 'causal' else 'MaskedLM'}"
+    loaded = getattr(transformers, kind).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
     for wrong, meant in ((tmp_path, ""), (str(tmp_path), ""), ("agrement", r" \(did you mean agreement\?\)")):
-        with pytest.raises(
-            FileNotFoundError,
-            match=f"missing{meant}",
-        ):
+        with pytest.raises(FileNotFoundError, match=f"missing{meant}"):
             testbed.load_model(wrong)
 
 
@@ -90,19 +86,8 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
 
 
-# The causal model
-
-
-Causal = tuple[transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast]
-
-
-@pytest.fixture(scope="module")
-def causal() -> Causal:
-    return testbed.load_model("causal")
-
-
-def test_causal_model_continues_prefixes(causal: Causal) -> None:
-    trained = trained_sentences()
+def test_causal_model_continues_prefixes() -> None:
+    causal, trained = testbed.load_model("causal"), trained_sentences()
     prefixes = testbed.agreement_sentences(330, seed=78, paradigm="relational_noun")
     fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
     assert len(fresh) == 300

@@ -44,10 +44,8 @@ MAP = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.0, 0.25, 0.75]])
 
 def test_text_and_table_have_the_numbers() -> None:
     text = describe(draw_maps({"layer 4": MAP}, TOKENS, token=2, title="Where from?")).text
-    assert (
-        text
-        == "Where from?. layer 4, map of 3 tokens: the row of 日 has its largest scores at 日 0.75, b <i> 0.25, a 0.00."
-    )
+    row = "the row of 日 has its largest scores at 日 0.75, b <i> 0.25, a 0.00."
+    assert text == f"Where from?. layer 4, map of 3 tokens: {row}"
     whole = describe(draw_maps([MAP], TOKENS)).text
     assert "the largest scores are b <i> from b <i> 0.80, 日 from 日 0.75, a from a 0.50" in whole
     found = describe(draw_maps([MAP, MAP.T], TOKENS, label="share"))

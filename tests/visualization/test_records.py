@@ -49,9 +49,6 @@ def test_page_holds_all_methods(tmp_path: Path) -> None:
     assert page.count("A &amp; B") == 2
 
 
-# Terminals
-
-
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
