@@ -230,7 +230,7 @@ def test_model_that_the_hub_does_not_have(command: list[str], monkeypatch: pytes
 def test_slow_name_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     """The search for an address takes no limit of seconds."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.5)
+    monkeypatch.setattr("captum_vz.subjects.loading.HUB_SECONDS", 0.01)
     over, waited = threading.Event(), []
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: waited.append(over.wait(300)))
     assert "cannot be reached" in refused(capsys, "explain", "a", "--model", "no/such-model")

@@ -271,8 +271,8 @@ def test_stacks_without_a_visible_first_layer() -> None:
         assert footprint(case.model) == before
         assert not torch_modules._global_forward_pre_hooks
 
-    by_hand = "a module that holds its stack, and no other BertLayer before it"
-    unclear = "Sequential does not show which layer of the stack is the first"
+    by_hand = "no other BertLayer"
+    unclear = "does not show which"
     refused(nn.Sequential(nn.Linear(32, 32).double(), *layers), layers, unclear)
     refused(nn.Sequential(nn.Sequential(nn.Identity(), layers[0]), layers[1]), layers[1], unclear)
     refused(lambda x: layers[1](layers[0](x)), layers[1], by_hand)
@@ -292,7 +292,7 @@ def test_stacks_without_a_visible_first_layer() -> None:
                 x = layer(x)
             return x
 
-    refused(Named(2), layers[1], "Named does not show which layer of the stack is the first")
+    refused(Named(2), layers[1], "does not show which")
     alone = HiddenTokenAttribution(Named(1), layers[0], probes=2).attribute(vectors)
     assert torch.equal(alone, HiddenTokenAttribution(nn.Sequential(*layers), layers[0], probes=2).attribute(vectors))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 import captum_vz
@@ -121,8 +122,10 @@ def test_view_comes_before_pictures(answers: Answers) -> None:
     assert 'role="alert"' in answers.explain("a hat [MASK]", "agreement", [NAME], "", -1, other="a " * 60).told
 
 
-def test_truth_is_that_of_the_command(answers: Answers) -> None:
-    """The foil is the form of the other number, unless something else is asked for."""
+def test_truth_is_that_of_the_command(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The foil is the form of the other number, unless something else is asked for. No picture is drawn."""
+    for drawing in ("captum_vz.result.Explanation.plot", "captum_vz.demo.answers.draw_comparison"):
+        monkeypatch.setattr(drawing, lambda *_, **__: Figure())
     ask = partial(answers.explain, SENTENCE, "agreement", [NAME], "", -1)
     assert "blanking out" not in ask().shares
     chosen, named, other = (ask(truth=True, foil=foil) for foil in ("", "is", "were"))

@@ -52,19 +52,13 @@ COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "trace": (lambda: (one := torch.jit.trace(Plain(), sequences(2)), one), JIT),
     "a part": (lambda: (one := in_model(torch.jit.script(Plain())), one[0]), JIT),
     "below": (lambda: (one := in_model(torch.jit.script(Plain())), one), JIT),
-    "export": (
-        lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one),
-        "by torch.export",
-    ),
+    "export": (lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one), "by torch.export"),
     "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "by torch.export"),
     "layers of the original": (
         lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)).module(), model[0]),
         "did not run layer",
     ),
-    "the program": (
-        lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
-        "ExportedProgram",
-    ),
+    "the program": (lambda: (one := torch.export.export(Plain(), (sequences(2),)), one), "ExportedProgram"),
 }
 
 

@@ -18,7 +18,7 @@ from tests.engine.blocks import WIDTH, Block, sequences
 from tests.engine.compare import assert_same
 from tests.reference.families import FAMILIES
 
-DRAWN = "random numbers were drawn before the layers had run, so what is shown is that of this draw"
+DRAWN = "that of this draw"
 
 
 @pytest.mark.parametrize("method", [LayerAttention, LayerAttentionNorm, ALTI, ValueZeroing, ValueZeroingEffect])

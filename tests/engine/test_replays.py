@@ -43,10 +43,7 @@ REPLAYS = {replay.name: replay for replay in value_zeroing.REPLAYS}
 ATTENTIONS = [(name, "self") for name in FAMILIES]
 ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross]
 QUICK = [("bert", "self"), ("gpt2", "self"), ("albert", "self"), ("bart-decoder", "cross"), ("t5-decoder", "self")]
-each_attention = pytest.mark.parametrize(
-    ("name", "attention"),
-    quick(ATTENTIONS, *QUICK),
-)
+each_attention = pytest.mark.parametrize(("name", "attention"), quick(ATTENTIONS, *QUICK))
 
 
 class Refused:

@@ -26,7 +26,7 @@ from tests.engine.blocks import WIDTH, Block, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.reference import FAMILIES
 
-UNRELATED = r"forward_func ran layer 0 \(\w+\) {} times, on inputs that are not related.* run=0 .* run=-1"
+UNRELATED = "{} times, on inputs"
 METHODS = [ValueZeroing, ValueZeroingRollout, HiddenTokenAttribution]
 
 

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_vz import ALTI, ValueZeroing, ValueZeroingRollout
-from tests.engine.blocks import (
-    WIDTH,
-    Block,
-    Halves,
-    sequences,
-    zeroed_one_by_one,
-)
+from tests.engine.blocks import WIDTH, Block, Halves, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 
 

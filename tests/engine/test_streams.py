@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz import (
-    LayerALTI,
-    LayerAttentionNorm,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-)
+from captum_vz import LayerALTI, LayerAttentionNorm, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, as_added, direction, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.odd_changes import Does

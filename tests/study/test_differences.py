@@ -234,7 +234,6 @@ def figures(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
     page = tables | {"truth": summary}
     return {
         "summary": draw_summary(summary, "cue_ap"),
-        "truth": draw_summary(summary, "value_patching"),
         "differences": draw_differences(tables["differences"], "cue_ap"),
         "probing": draw_probing(tables["probing"], tables["correlation"], data),
         "page": draw_page(page, 0.2, data),
