@@ -111,9 +111,6 @@ def test_few_sentences_and_methods_show_no_difference(
     assert "differ" not in str(one)
 
 
-# Where the numbers come from
-
-
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A study by the command, which grew by a second one."""
