@@ -213,7 +213,7 @@ class Always(Intervention):
 
 @pytest.mark.parametrize(
     ("intervention", "message"),
-    [(Short(), r"Short.new_context gave \(2, 6, 4, 1\)"), (Always(), "no source is zeroed")],
+    [(Short(), r"gave \(2, 6, 4, 1\)"), (Always(), "no source is zeroed")],
 )
 def test_interventions_that_break_their_contract(intervention: Intervention, message: str) -> None:
     block = Block()

@@ -121,7 +121,7 @@ def test_known_contributions() -> None:
 
 
 def test_bad_arguments() -> None:
-    for wrong, message in (({"p": "cosine"}, "p is 'cosine'"), ({"include": "residual"}, "include is 'residual'")):
+    for wrong, message in (({"p": "cosine"}, "p is 'cosine'"), ({"include": "residual"}, "is 'residual'")):
         with pytest.raises(AssertionError, match=message):
             LayerALTI(nn.Identity(), nn.Identity(), **wrong)
     pre = FAMILIES["gpt2"].case

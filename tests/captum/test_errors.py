@@ -304,7 +304,7 @@ def test_token_attribution() -> None:
     for build, inputs, options, message in (
         ((CASE.model, IntegratedGradients(CASE.model), None), IDS, {}, "pass its class"),
         ((Tokenizer(), IntegratedGradients, CASE.model), IDS, {}, "is a tokenizer"),
-        (plain, IDS, {"return_convergence_delta": True}, "Leave return_convergence_delta out"),
+        (plain, IDS, {"return_convergence_delta": True}, "Leave return_conv"),
         ((CASE.model, LayerIntegratedGradients, None), IDS, {}, "layer is None"),
         ((*plain, CASE.layers[0]), IDS, {}, "layer is BertLayer"),
         ((CASE.model, LayerIntegratedGradients, None, CASE.layers), IDS, {}, "pass one module"),
