@@ -67,11 +67,15 @@ def never() -> Any:
     raise AssertionError("loaded")
 
 
+def empty_figures() -> Any:
+    empty = dict.fromkeys(("draw_summary", "draw_differences"), lambda *_: Figure())
+    return patch.multiple("captum_vz.study.results", **empty)
+
+
 @contextmanager
 def without_drawing() -> Iterator[None]:
     """Figures of studies are empty, and files have no picture, for tests that look at none: drawing takes long."""
-    empty = dict.fromkeys(("draw_summary", "draw_differences"), lambda *_: Figure())
-    with patch.object(Figure, "savefig", _write), patch.multiple("captum_vz.study.results", **empty):
+    with patch.object(Figure, "savefig", _write), empty_figures():
         yield
 
 

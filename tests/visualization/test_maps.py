@@ -74,9 +74,6 @@ def test_figure_is_drawn_without_pyplot() -> None:
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
 
 
-# Scales
-
-
 def test_shares_have_the_root_scale() -> None:
     """Rows of shares sum to at most 1. Distances, amounts and differences have even steps, unless it is asked for."""
     shares = a_map(3)
