@@ -16,14 +16,6 @@ from captum_vz.cli import main
 Output = pytest.CaptureFixture[str]  # what a command has printed
 
 
-def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, in which the command then runs, without a user's wishes about colors."""
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    return folder
-
-
 @contextmanager
 def full_disk() -> Iterator[None]:
     """No file of this process can be longer than 1,000 bytes. The files of these tests are longer."""

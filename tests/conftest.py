@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -62,6 +62,28 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a command runs, without a user's wishes about colors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return tmp_path
+
+
+@pytest.fixture
+def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Save a model, and its tokenizer if there is one, in a folder, whose name is returned."""
+
+    def save(*parts: Any) -> str:
+        for part in parts:
+            part.save_pretrained(tmp_path / "model")
+        capsys.readouterr()
+        return str(tmp_path / "model")
+
+    return save
 
 
 @pytest.fixture(scope="session")

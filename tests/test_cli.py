@@ -22,37 +22,19 @@ from captum_vz.cli import main, options
 from captum_vz.study import METHODS as REGISTRY
 from captum_vz.study import Batch, as_method
 from captum_vz.testbed.models import EMBEDDED, PACKAGED
-from tests.command import Output, alone_in, ran, refused
+from tests.command import Output, ran, refused
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 MASK = 6
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return alone_in(tmp_path, monkeypatch)
-
-
-def explain(capsys: Output, *arguments: str) -> str:
-    """The output of the command, with nothing on stderr."""
-    out, err = ran(capsys, "explain", *arguments)
-    assert err == ""
-    return out
-
-
-def explain_json(capsys: Output, *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(explain(capsys, *arguments, "--json"))
-    return found
-
-
-# Which token
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.mark.parametrize(
     ("token", "position"), [("2", 2), ("-5", MASK), ("hat", 5), ("HAT", 5), ("[MASK]", MASK), ("[SEP]", 10)]
 )
 def test_token_is_a_position_or_text(token: str, position: int, capsys: Output) -> None:
-    assert explain_json(capsys, SENTENCE, "--token", token)["token"]["position"] == position
+    found = json.loads(ran(capsys, "explain", SENTENCE, "--token", token, "--json").out)
+    assert found["token"]["position"] == position
 
 
 @pytest.mark.parametrize(
@@ -80,28 +62,23 @@ def test_what_may_not_be_meant_is_told(text: str, token: int, told: list[str], c
     assert len(err.splitlines()) == sum("--token" not in remark for remark in told)
 
 
-# The picture
-
-
 def test_pictures_are_drawn_on_request(folder: Path, capsys: Output) -> None:
     """As PNG, unless the name says otherwise."""
-    explain_json(capsys, SENTENCE)
+    ran(capsys, "explain", SENTENCE, "--json")
     assert not list(folder.iterdir())
-    explain_json(capsys, SENTENCE, "--output", "asked.png")
+    told = ran(capsys, "explain", SENTENCE, "--json", "--output", "asked.png")
+    assert json.loads(told.out) and not told.err
     image = Image.open(folder / "asked.png").convert("RGB")
     colours = {colour for _, colour in image.getcolors(image.width * image.height)}
     assert len(colours) > 100  # not blank
     assert (0xD5, 0x5E, 0x00) in colours  # the target's mark
-    assert "here.svg" in explain(capsys, SENTENCE, "--output", "here.svg")
-    explain(capsys, SENTENCE, "--output", "without_ending")
+    assert "here.svg" in ran(capsys, "explain", SENTENCE, "--output", "here.svg").out
+    ran(capsys, "explain", SENTENCE, "--output", "without_ending")
     assert sorted(path.name for path in folder.iterdir()) == ["asked.png", "here.svg", "without_ending"]
     assert Image.open(folder / "without_ending").format == "PNG"
     svg = (folder / "here.svg").read_text("utf-8")
     panels = re.findall(r">(layer \d+|rollout[^<]*)</text>", svg)
     assert panels == [*(f"layer {index}" for index in range(4)), "rollout, residual 0.5"]
-
-
-# Colour
 
 
 def test_unencodable_token_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +120,7 @@ def test_warning_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Output) ->
         (["explain", SENTENCE, "--output", "x.doc"], "cannot write x.doc: pass a name that ends with one of "),
         (["explain", SENTENCE, "--output", "x", "--html", "x"], "x is the name of two files"),
         (["explain", SENTENCE, "--html", "x.png"], "x.png is the name of a picture"),
-        (
-            ["explain", SENTENCE, "--model", "agreemnt"],
-            "--model: there is no model 'agreemnt' (did you mean agreement?)",
-        ),
+        (["explain", SENTENCE, "--model", "agreemnt"], "--model: there is no model 'agreemnt' (did you mean agreement"),
         (["explain", SENTENCE, "--method", "altii"], "no method 'altii' (did you mean alti?)"),
         (["explain"], "required: TEXT; see captum-vz explain --help"),
         (["explain", SENTENCE, "--words", "--clauses"], "--clauses: not allowed with argument --words"),

@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,13 @@ from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import read_provenance
 from captum_vz.visualization.pictures.files import weights_fingerprint
-from tests.command import Output, alone_in, forget, ran
+from tests.command import Output, forget, ran
 from tests.view.pages import Page
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 HOSTILE = """<u> & "hat" 'x' </script> [MASK]"""
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser asks for
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return alone_in(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def page_of(capsys: Output, *arguments: str) -> Page:
@@ -71,8 +69,6 @@ def test_pages_of_methods_and_of_a_study(capsys: Output) -> None:
     assert all(name in found.text for name in ("agreement", "random", "position"))
 
 
-# Plain output
-
 COMMANDS = [
     ["explain", SENTENCE],
     ["compare", SENTENCE, "--methods", "value-zeroing", "random", "--truth"],
@@ -97,9 +93,6 @@ def test_output_is_plain_unless_a_terminal_shows_colors(
             inner.setenv(name, value)
             assert ran(capsys, *arguments) == piped
     assert ("\x1b[" in ran(capsys, *arguments).out) is (arguments[0] != "verify")
-
-
-# Progress
 
 
 class Terminal(io.StringIO):
@@ -132,9 +125,6 @@ def test_progress_is_shown_on_terminals_only(
     assert terminal.getvalue().endswith("\x1b[K\r")  # nothing stays
 
 
-# Help
-
-
 EXAMPLES = [
     (name, line.strip())
     for action in parser()._actions
@@ -154,9 +144,6 @@ def test_example_of_the_help_is_accepted(name: str, line: str, capsys: Output) -
         main([name, "--help"])
     assert end.value.code == 0
     assert f"  {line}\n" in capsys.readouterr().out
-
-
-# Without extras
 
 
 @pytest.mark.parametrize(
@@ -206,16 +193,11 @@ def compared(capsys: Output, *arguments: str) -> str:
 
 
 def test_what_is_told_of_layers_targets_and_rises(capsys: Output) -> None:
-    assert ran(capsys, "compare", SENTENCE, "--methods", "random", "saliency").out.startswith(
-        "the tokens on which [MASK] draws most\n"
-    )
-    assert json.loads(ran(capsys, "compare", SENTENCE, "--methods", "random", "--json").out)["layer"] is None
-    assert (
-        "--target changes no score" in ran(capsys, "compare", SENTENCE, "--methods", "attention", "--target", "are").err
-    )
-    assert (
-        ran(capsys, "compare", SENTENCE, "--methods", "attention", "value-zeroing-effect", "--target", "are").err == ""
-    )
+    by = partial(ran, capsys, "compare", SENTENCE, "--methods")
+    assert by("random", "saliency").out.startswith("the tokens on which [MASK] draws most\n")
+    assert json.loads(by("random", "--json").out)["layer"] is None
+    assert "--target changes no score" in by("attention", "--target", "are").err
+    assert by("attention", "value-zeroing-effect", "--target", "are").err == ""
     # Without some token the lead rises, so that "falls" alone would be false.
     text = "the pictures of some hat [MASK] small."
     asked = ["compare", text, "--methods", "random", "--truth", "--target", "are", "--foil", "were"]
@@ -226,14 +208,12 @@ def test_what_is_told_of_layers_targets_and_rises(capsys: Output) -> None:
     assert said in capsys.readouterr().out
 
 
-def test_competing_answers_are_told(capsys: Output) -> None:
+def test_competing_answers_are_told(saved: Callable[..., str], capsys: Output) -> None:
     """A model whose question nobody knows, here the same model in a folder."""
-    for one in load_model():
-        one.save_pretrained("folder")
-    capsys.readouterr()
+    name = saved(*load_model())
     line = "are 0.51 competes with were 0.49: --foil were asks why are and not were"
-    assert line in compared(capsys, "--truth", "--model", "folder")
-    assert "competes" not in compared(capsys, "--truth", "--model", "folder", "--foil", "were")
+    assert line in compared(capsys, "--truth", "--model", name)
+    assert "competes" not in compared(capsys, "--truth", "--model", name, "--foil", "were")
 
 
 def test_picture_and_order_of_methods(capsys: Output) -> None:
@@ -246,9 +226,6 @@ def test_picture_and_order_of_methods(capsys: Output) -> None:
     assert heads.split()[:2] == ["method", "agrees"]
     expected = sorted(agreement.items(), key=lambda one: -one[1])
     assert [line.split()[:2] for line in lines[:3]] == [[name, f"{one:.2f}"] for name, one in expected]
-
-
-# What pictures carry
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_links_are_rewritten() -> None:
     assert picture == "![Two lines](lessons/a.ipynb)"
     deeper = build.rewritten("[one](../../README.md#install)", page, Path("lessons", "page.md"), known)
     assert deeper == "[one](../index.md#install)"
-    with pytest.raises(FileNotFoundError, match=r"page\.md links to \.\./setup\.cfg, which is not in the site"):
+    with pytest.raises(FileNotFoundError, match="not in the site"):
         build.rewritten("[lost](../setup.cfg)", page, Path("page.md"), known)
 
 

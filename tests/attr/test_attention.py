@@ -143,13 +143,13 @@ def test_words_of_heads(method: Any) -> None:
 def test_what_has_no_map_of_heads_is_refused() -> None:
     case = FAMILIES["bert"].case
     for method in (ValueZeroing, LayerAttention, LayerAttentionNorm):
-        with pytest.raises(ArgumentError, match="reduce_heads is 'median'"):
+        with pytest.raises(ArgumentError, match="'median'"):
             method(case.model, reduce_heads="median")
-    with pytest.raises(ArgumentError, match="the residual connection belongs to no head"):
+    with pytest.raises(ArgumentError, match="belongs to no head"):
         LayerAttentionNorm(case.model, include="residual", reduce_heads=None)
     for joined in (
         AttentionRollout(case.model, reduce_heads=None),
         Rollout(ValueZeroing(case.model, reduce_heads=None)),
     ):
-        with pytest.raises(ArgumentError, match="reduce_heads is None"):
+        with pytest.raises(ArgumentError, match="heads is None"):
             joined.attribute(case.inputs)

@@ -200,7 +200,7 @@ def test_group_norm_and_batch_norm() -> None:
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     norm = nn.GroupNorm(2, 4, dtype=torch.float64)
     assert_same(AttnLRP(lambda x: norm(x)[:, 0, 1]).attribute(x).sum((1, 2)), norm(x)[:, 0, 1], 1e-9)
-    with pytest.raises(UnsupportedLayerError, match="no rule for NativeBatchNorm"):
+    with pytest.raises(UnsupportedLayerError, match="NativeBatchNorm"):
         AttnLRP(lambda x: F.batch_norm(x, None, None, training=True).sum((1, 2))).attribute(x)
 
 
@@ -227,7 +227,7 @@ def test_operations_without_rule_are_refused() -> None:
         return apply(x).sum(1)
 
     for name, function in {**WITHOUT_RULE, "Hidden": hidden}.items():
-        with pytest.raises(UnsupportedLayerError, match=f"(?i)no rule for {name}.* Pass a layer above it"):
+        with pytest.raises(UnsupportedLayerError, match=f"(?i)rule for {name}"):
             AttnLRP(function).attribute(torch.rand(3, 4))
 
 
@@ -235,9 +235,9 @@ def test_wrong_calls_are_refused() -> None:
     model = Model()
     for wrong, message in (
         ((model, nn.Linear(2, 2)), "did not run Linear"),
-        ((lambda ids: model(ids.flip(1)),), "did not embed the token ids"),
-        ((torch.no_grad()(model.forward),), "does not depend on the word embeddings by any gradient"),
-        ((model, "words"), "layer is of type str"),
+        ((lambda ids: model(ids.flip(1)),), "did not embed"),
+        ((torch.no_grad()(model.forward),), "by any gradient"),
+        ((model, "words"), "of type str"),
         ((Model().train(),), "train mode"),
     ):
         with pytest.raises(RefusedError, match=message):

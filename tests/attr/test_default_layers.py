@@ -43,9 +43,9 @@ def test_both_stacks_of_alti_plus() -> None:
 
 def test_layers_that_cannot_be_found() -> None:
     for forward_func, error, message in (
-        (len, ArgumentError, "forward_func is a function"),
-        ("bert", ArgumentError, "forward_func is 'bert': pass the model"),
-        (nn.Linear(2, 2), UnsupportedLayerError, "Linear has no stack of layers with attention"),
+        (len, ArgumentError, "is a function"),
+        ("bert", ArgumentError, "is 'bert': pass"),
+        (nn.Linear(2, 2), UnsupportedLayerError, "Linear has no stack"),
         (nn.Transformer(8, 2, 1, 1), ArgumentError, "has several stacks"),
     ):
         for method in (ValueZeroing, ValueZeroingRollout, ValueZeroingEffect):

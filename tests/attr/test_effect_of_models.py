@@ -189,25 +189,25 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module, place: str) ->
 def test_chance_behind_the_layers_is_refused() -> None:
     block = Block()
     model, x = nn.Sequential(block, Chance(torch.Generator())), torch.randn(1, 5, BLOCK_WIDTH, dtype=torch.float64)
-    with pytest.raises(RefusedError, match="the unchanged copy gave another output"):
+    with pytest.raises(RefusedError, match="unchanged copy gave"):
         ValueZeroingEffect(model, block).attribute(x, target=(2, 3))
     case = FAMILIES["bert"].build()
     case.model.embeddings.dropout.train()
-    with pytest.raises(AssertionError, match="in train mode and has dropout"):
+    with pytest.raises(AssertionError, match="and has dropout"):
         effect(case, 1)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"target": None}, r"target None picks \(3, 7, 32\) for 3 examples"),
-    ({"target": 3}, r"target \(3,\) picks \(3, 32\) for 3 examples"),
-    ({"target": (2, 99)}, r"target is \(2, 99\), which is out of range in axis 2"),
-    ({"target": read, "foil": 3}, "target is a function, so foil has no meaning"),
-    ({"target": lambda out: out.sum()}, r"target gave \(\) for 3 examples"),
-    ({"target": lambda out: 1.0}, "target gave float for 3 examples"),
-    ({"target": lambda out: out[:, 2, 3] / 0}, "target gave values that are not finite"),
-    ({"target": (2, 3), "attribute_to_layer_input": True}, "Leave attribute_to_layer_input False"),
-    ({"target": (2, 3), "perturbations_per_eval": 0}, "perturbations_per_eval is 0"),
-    ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"feature_mask is \(1, 3\)"),
+    ({"target": None}, r"picks \(3, 7, 32\)"),
+    ({"target": 3}, r"picks \(3, 32\)"),
+    ({"target": (2, 99)}, "range in axis"),
+    ({"target": read, "foil": 3}, "function, so foil"),
+    ({"target": lambda out: out.sum()}, r"target gave \(\)"),
+    ({"target": lambda out: 1.0}, "target gave float"),
+    ({"target": lambda out: out[:, 2, 3] / 0}, "are not finite"),
+    ({"target": (2, 3), "attribute_to_layer_input": True}, "Leave attribute_to"),
+    ({"target": (2, 3), "perturbations_per_eval": 0}, "per_eval is 0"),
+    ({"target": (2, 3), "feature_mask": torch.zeros(1, 3).long()}, r"mask is \(1, 3\)"),
 ]
 
 
@@ -224,13 +224,13 @@ def test_unsupported_layers_are_refused() -> None:
     case = case_of("bert")
     with pytest.raises(AssertionError, match="without logits"):
         ValueZeroingEffect(lambda **inputs: [case.model(**inputs)], case.layers).attribute(case.inputs, (2, 3))
-    with pytest.raises(AssertionError, match="did not run layer 0 of 1"):
+    with pytest.raises(AssertionError, match="did not run layer"):
         ValueZeroingEffect(case.model, FAMILIES["bert"].build().layers[0]).attribute(case.inputs, read)
-    with pytest.raises(AssertionError, match="has no second attention"):
+    with pytest.raises(AssertionError, match="no second attention"):
         effect(case, attention="cross")
     pair = case_of("bart-decoder")
     both = [*pair.model.encoder.layers, *pair.layers]
-    with pytest.raises(AssertionError, match=r"different sources: \[\(3, 5\), \(3, 7\)\]"):
+    with pytest.raises(AssertionError, match="different sources"):
         ValueZeroingEffect(pair.model, both).attribute(pair.inputs, read)
 
 
@@ -282,7 +282,7 @@ def test_model_is_unchanged(name: str, action: Callable[[Case], Any]) -> None:
 
 def test_half_precision_warns() -> None:
     case = FAMILIES["bert"].build(torch.bfloat16)
-    with pytest.warns(UserWarning, match="runs in half precision: .* Load it in float32"):
+    with pytest.warns(UserWarning, match="Load it in float32"):
         found = effect(case)
     assert found.dtype == torch.float32
 

@@ -109,7 +109,7 @@ def test_decoder_layers_with_encoder_tokens() -> None:
     assert_same(found.sum(-1), case.inputs["decoder_attention_mask"].double())
     assert_same(found * expected.sum(-1, keepdim=True), expected)
     assert not found.mT[case.inputs["attention_mask"] == 0].any()
-    with pytest.raises(AssertionError, match="feature_mask has 5 tokens"):
+    with pytest.raises(AssertionError, match="has 5 tokens"):
         method.attribute(case.inputs, feature_mask=torch.arange(5)[None])
 
 
@@ -243,20 +243,20 @@ def test_bad_arguments() -> None:
     case = FAMILIES["bert"].case
     ids = case.inputs["input_ids"]
     for probes in (0, -1, 2.0, True):
-        with pytest.raises(AssertionError, match=f"probes is {probes!r}"):
+        with pytest.raises(AssertionError, match=f"is {probes!r}"):
             HiddenTokenAttribution(case.model, case.layers, probes=probes)  # type: ignore[arg-type]  # wrong on purpose
     method = HiddenTokenAttribution(case.model, case.layers)
-    with torch.inference_mode(), pytest.raises(AssertionError, match=r"inference_mode\(\) is active"):
+    with torch.inference_mode(), pytest.raises(AssertionError, match=r"mode\(\) is active"):
         method.attribute(case.inputs)
-    with pytest.raises(AssertionError, match=r"in the same thread, the Identity that is passed as"):
+    with pytest.raises(AssertionError, match="in the same thread"):
         HiddenTokenAttribution(case.model, case.layers, embeddings=nn.Identity()).attribute(ids)
     words = nn.Sequential(case.model.embeddings.word_embeddings, nn.Unflatten(2, (-1, 1)))
     method = HiddenTokenAttribution(
         lambda ids: case.model(inputs_embeds=words(ids)[..., 0]), case.layers, embeddings=words
     )
-    with pytest.raises(AssertionError, match=r"embeddings returned torch.float64 \(3, 7, 32, 1\), which is not"):
+    with pytest.raises(AssertionError, match="embeddings returned"):
         method.attribute(ids)
-    with pytest.raises(AssertionError, match="output of BertLayer does not depend"):
+    with pytest.raises(AssertionError, match="does not depend"):
         HiddenTokenAttribution(torch.no_grad()(case.model.forward), case.layers).attribute(case.inputs)
 
 
@@ -271,8 +271,8 @@ def test_stacks_without_a_visible_first_layer() -> None:
         assert footprint(case.model) == before
         assert not torch_modules._global_forward_pre_hooks
 
-    by_hand = "a module that holds its stack, and no other BertLayer before it"
-    unclear = "Sequential does not show which layer of the stack is the first"
+    by_hand = "no other BertLayer"
+    unclear = "does not show which"
     refused(nn.Sequential(nn.Linear(32, 32).double(), *layers), layers, unclear)
     refused(nn.Sequential(nn.Sequential(nn.Identity(), layers[0]), layers[1]), layers[1], unclear)
     refused(lambda x: layers[1](layers[0](x)), layers[1], by_hand)
@@ -292,13 +292,13 @@ def test_stacks_without_a_visible_first_layer() -> None:
                 x = layer(x)
             return x
 
-    refused(Named(2), layers[1], "Named does not show which layer of the stack is the first")
+    refused(Named(2), layers[1], "does not show which")
     alone = HiddenTokenAttribution(Named(1), layers[0], probes=2).attribute(vectors)
     assert torch.equal(alone, HiddenTokenAttribution(nn.Sequential(*layers), layers[0], probes=2).attribute(vectors))
 
     layer = nn.Sequential(nn.TransformerEncoderLayer(32, 2, 24, 0.0, batch_first=True)).double().eval()
-    with pytest.raises(AssertionError, match=r"EncoderLayer, was given torch.float64 \(7, 32\), which is not"):
+    with pytest.raises(AssertionError, match="was given torch"):
         HiddenTokenAttribution(layer, layer[0]).attribute(vectors[0])
     both = FAMILIES["t5-encoder"].case
-    with pytest.raises(AssertionError, match="layer lists layers of several stacks"):
+    with pytest.raises(AssertionError, match="lists layers of"):
         HiddenTokenAttribution(both.model, [both.layers[0], both.model.decoder.block[0]]).attribute(both.inputs)

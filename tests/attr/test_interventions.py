@@ -121,7 +121,7 @@ def test_inline_attention(kind: str) -> None:
                 with layer.attention.attn.v.register_forward_hook(replace):
                     moved = (model(**alone).last_hidden_state - clean).abs().sum(-1)[0]
                 torch.testing.assert_close(found[example, :length, source], moved)
-    with pytest.raises(RefusedError, match="Knockout has no new_values"):
+    with pytest.raises(RefusedError, match="has no new_values"):
         ValueZeroing(model, layer, intervention="knockout").attribute(ids)
 
 
@@ -213,7 +213,7 @@ class Always(Intervention):
 
 @pytest.mark.parametrize(
     ("intervention", "message"),
-    [(Short(), r"Short.new_context gave \(2, 6, 4, 1\)"), (Always(), "although no source is zeroed")],
+    [(Short(), r"gave \(2, 6, 4, 1\)"), (Always(), "no source is zeroed")],
 )
 def test_interventions_that_break_their_contract(intervention: Intervention, message: str) -> None:
     block = Block()
@@ -230,5 +230,5 @@ def test_unknown_interventions() -> None:
 
 def test_windows_can_only_be_zeroed() -> None:
     block = Halves(lambda x: x)
-    with pytest.raises(RefusedError, match="where values can only be zeroed"):
+    with pytest.raises(RefusedError, match="can only be zeroed"):
         ValueZeroing(block, block, intervention="mean").attribute(sequences(2, 6))

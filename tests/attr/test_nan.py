@@ -55,7 +55,7 @@ def test_model_that_returns_nan_is_refused(name: str, is_causal: bool) -> None:
     model = Recommender(is_causal).eval()
     ids = torch.tensor([[0, 0, 5, 6], [0, 0, 0, 0]])[: 1 if is_causal else 2]
     assert model(ids)[-1, -1].isnan().all()
-    with pytest.raises(RefusedError, match=r"not finite.*need_weights=False"):
+    with pytest.raises(RefusedError, match="need_weights=False"):
         CALLS[name](model, ids)
 
 

@@ -165,9 +165,9 @@ def test_encoder_and_decoder_of_equal_length(name: str, method: Any) -> None:
     ids = torch.randint(4, 60, (2, 6))
     inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
     encoder = find_layers(case.model, stack="encoder")
-    with pytest.raises(AssertionError, match="multiplies maps of self-attention"):
+    with pytest.raises(AssertionError, match="multiplies maps"):
         method(case.model, case.layers, attention="cross").attribute(inputs)
-    with pytest.raises(AssertionError, match="runs between the layers 2"):
+    with pytest.raises(AssertionError, match="runs between the"):
         method(case.model, [*encoder, *case.layers]).attribute(inputs)
     for layers in (encoder, case.layers):
         assert method(case.model, layers).attribute(inputs).shape == (2, 6, 6)
@@ -202,13 +202,13 @@ def test_special_rollouts_equal_the_general_rollout(name: str, keywords: dict[st
 
 def test_maps_of_wrong_type() -> None:
     for maps, message in (
-        (AttentionRollout(BERT.model, BERT.layers), "maps is of type AttentionRollout"),
-        ([torch.ones(1, 2, 2)], "maps is of type list:"),
-        (HiddenTokenAttribution(BERT.model, BERT.layers), "maps is a HiddenTokenAttribution"),
+        (AttentionRollout(BERT.model, BERT.layers), "AttentionRollout"),
+        ([torch.ones(1, 2, 2)], "of type list:"),
+        (HiddenTokenAttribution(BERT.model, BERT.layers), "HiddenToken"),
     ):
         with pytest.raises(AssertionError, match=message):
             Rollout(maps)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="layer is of type NoneType"):
+    with pytest.raises(AssertionError, match="type NoneType"):
         Rollout(RandomAttribution()).attribute(BERT.inputs)
 
 
@@ -283,7 +283,7 @@ def test_cost_of_one_flow_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_receptive_fields_of_a_deep_stack() -> None:
     map_ = normalize_rows(torch.eye(4) + 1e-6 * torch.ones(4, 4).tril())[None]
     assert receptive_fields([map_] * 500)[-1].tolist() == [[4, 3, 2, 1]]
-    with pytest.raises(AssertionError, match="at least one layer, got none"):
+    with pytest.raises(AssertionError, match="one layer, got none"):
         receptive_fields([])
-    with pytest.raises(AssertionError, match=r"map 1 is \(1, 3, 3\), the maps before it are \(1, 4, 4\)"):
+    with pytest.raises(AssertionError, match="the maps before it"):
         receptive_fields([map_, map_[:, :3, :3]])

@@ -135,7 +135,7 @@ def test_occlusion_of_single_tokens_is_ablation() -> None:
     width = MODEL.config.hidden_size
     torch.testing.assert_close(explain(Occlusion, sliding_window_shapes=(1, width)), ablated)
     assert explain(Occlusion, sliding_window_shapes=(2, width)).shape == IDS.shape
-    with pytest.raises(AssertionError, match=rf"takes parts of tokens: pass \(tokens, {width}\)"):
+    with pytest.raises(AssertionError, match="takes parts of"):
         explain(Occlusion, ONE, position=PLACES[0], sliding_window_shapes=(1, 64), strides=(1, 64))
 
 
@@ -272,24 +272,24 @@ def test_baseline_methods_agree_on_linear_model(method: Any) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"inputs": torch.zeros(1, 3)}, "The token ids in inputs are"),
-    ({"inputs": {"attention_mask": IDS}}, "The token ids in inputs are"),
-    ({"baselines": "blank"}, "baselines is 'blank'"),
+    ({"inputs": torch.zeros(1, 3)}, "token ids in inputs"),
+    ({"inputs": {"attention_mask": IDS}}, "token ids in inputs"),
+    ({"baselines": "blank"}, "is 'blank'"),
     ({"baselines": True}, "baselines is True"),
-    ({"baselines": IDS[:, :2]}, r"baselines is \(2, 2\) of torch.int64: pass token ids \(2, 11\)"),
-    ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no meaning"),
-    ({"return_convergence_delta": True}, "Leave return_convergence_delta out"),
+    ({"baselines": IDS[:, :2]}, r"is \(2, 2\) of"),
+    ({"objective": lambda output: output.logits, "foil": 1}, "so foil has no"),
+    ({"return_convergence_delta": True}, "Leave return_conv"),
 ]
 WRONG_TARGETS: list[tuple[Any, Any, str]] = [
-    ([(6, ARE)] * 3, None, r"target has 3 entries, but the output .* has 2 examples"),
-    ((11, ARE), None, r"target is \(11, \d+\), which is out of range in axis 1"),
-    ((6, 10**6), None, r"target is \(6, 1000000\), which is out of range in axis 2"),
-    ((True, ARE), None, "which does not index an output"),
-    ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\), which does not index an output"),
-    ((6, ARE), (6, 10**6), r"foil is \(6, 1000000\), which is out of range"),
-    ((6, ARE), 6, r"foil is 6|foil is \(6,\)"),
-    (ARE, None, r"target is \(\d+,\), which is out of range"),
-    (6, None, r"target \(6,\) picks \(2, \d+\) for 2 examples"),
+    ([(6, ARE)] * 3, None, "target has 3"),
+    ((11, ARE), None, "range in axis 1"),
+    ((6, 10**6), None, "range in axis 2"),
+    ((True, ARE), None, "not index an output"),
+    ((6, ARE), (6, 0.5), r"foil is \(6, 0.5\)"),
+    ((6, ARE), (6, 10**6), r"foil is \(6, 1000"),
+    ((6, ARE), 6, r"foil is (6|\(6,\))"),
+    (ARE, None, "is out of range"),
+    (6, None, r"\(6,\) picks"),
     (None, None, r"target None picks"),
 ]
 
@@ -311,15 +311,15 @@ def test_unexpected_models_are_refused() -> None:
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
     for model, method, options, message in (
-        (bag, Saliency, {"target": (1, 0)}, r"target is \(1, 0\), but the output \(2, 3\) has 1 axes"),
+        (bag, Saliency, {"target": (1, 0)}, r"output \(2, 3\)"),
         (bag, IntegratedGradients, {"baselines": "mask"}, "has no mask token"),
-        (lambda **named: bag(**named), Saliency, {}, r"function without get_input_embeddings\(\)"),
-        (broken, Saliency, {}, "values that are not finite"),
+        (lambda **named: bag(**named), Saliency, {}, "function without"),
+        (broken, Saliency, {}, "are not finite"),
         (Bag(nn.ReLU()), Saliency, {}, "in train mode"),
     ):
         with pytest.raises(AssertionError, match=message):
             TokenAttribution(model, method, TINY).attribute(TINY_IDS, **{"target": 0, **options})
-    with pytest.raises(ArgumentError, match="gave a tuple without logits"):
+    with pytest.raises(ArgumentError, match="without logits"):
         TokenAttribution(lambda **x: (bag(**x),), Saliency, TINY, embeddings=bag.words).attribute(TINY_IDS, target=0)
 
 
@@ -330,7 +330,7 @@ def test_different_output_for_embeddings_is_refused() -> None:
         def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
             return super().forward(input_ids, inputs_embeds) + (0 if input_ids is None else input_ids.sum())
 
-    with pytest.raises(AssertionError, match="gives another output for inputs_embeds than for input_ids"):
+    with pytest.raises(AssertionError, match="for inputs_embeds"):
         TokenAttribution(Positions(nn.ReLU()).eval(), Saliency, TINY).attribute(TINY_IDS, target=0)
 
 

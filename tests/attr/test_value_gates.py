@@ -194,7 +194,7 @@ def test_changed_weights_are_used() -> None:
         case.layers[0].attention.self.value.weight.mul_(2)
     assert_same(gated(gates, case.inputs), ValueGates(case.model, case.layers)(gates, case.inputs), 0)
     case.model.train()
-    with pytest.raises(RefusedError, match="in train mode and has dropout"):
+    with pytest.raises(RefusedError, match="and has dropout"):
         gated(gates, case.inputs)
 
 
@@ -269,7 +269,7 @@ def test_one_of_two_inputs() -> None:
     expected = ValueZeroingEffect(twice, case.layers).attribute(case.inputs, run=1)
     gated = ValueGates(twice, case.layers, run=1)
     assert_same(FeatureAblation(gated).attribute(gates, additional_forward_args=case.inputs), expected)
-    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
+    with pytest.raises(RefusedError, match="are not related"):
         ValueGates(twice, case.layers)(gates, case.inputs)
 
 
@@ -280,24 +280,24 @@ def test_wrong_arguments() -> None:
     case = case_of("bert")
     gated, gates = ValueGates(case.model, case.layers), torch.ones(3, 7)
     for wrong in (torch.ones(3, 6), torch.ones(2, 7), torch.ones(3, 8)):
-        with pytest.raises(ArgumentError, match=r"attention has 3 example\(s\) of 7 source .*torch.ones\(3, 7\)"):
+        with pytest.raises(ArgumentError, match="of 7 source"):
             gated(wrong, *case.inputs.values())
     for wrong in (torch.ones(7), [1.0], None, torch.ones(3, 0)):
-        with pytest.raises(ArgumentError, match="pass one number for each source token"):
+        with pytest.raises(ArgumentError, match="each source token"):
             gated(wrong, case.inputs)
     with pytest.raises(ArgumentError, match="DeepLift passes it"):
         DeepLift(gated).attribute(gates, target=0, additional_forward_args=case.inputs)
     with pytest.raises(ArgumentError, match="inputs is None"):
         gated(gates)
-    with pytest.raises(ArgumentError, match="pass one of 'zero', 'mean', 'knockout'"):
+    with pytest.raises(ArgumentError, match="'zero', 'mean'"):
         ValueGates(case.model, case.layers, intervention="none")
     with pytest.raises(ArgumentError, match="layer is"):
         ValueGates(case.model, "encoder")(gates, case.inputs)
     with pytest.raises(ArgumentError, match="pass a model"):
         ValueGates(lambda ids: case.model(ids))(gates, case.inputs["input_ids"])
-    with pytest.raises(UnsupportedLayerError, match="did not run layer 0 of 1"):
+    with pytest.raises(UnsupportedLayerError, match="did not run layer"):
         ValueGates(case.model, FAMILIES["bert"].build().layers[0])(gates, case.inputs)
-    with pytest.raises(RefusedError, match="has no second attention"):
+    with pytest.raises(RefusedError, match="no second attention"):
         ValueGates(case.model, case.layers, attention="cross")(gates, case.inputs)
     with pytest.raises(ArgumentError, match="without logits"):
         ValueGates(lambda **inputs: [case.model(**inputs)], case.layers)(gates, case.inputs)
@@ -308,7 +308,7 @@ def test_wrong_arguments() -> None:
 
 def test_windows_are_refused() -> None:
     block = Halves(lambda x: x)
-    with pytest.raises(UnsupportedLayerError, match="in windows, or in another order"):
+    with pytest.raises(UnsupportedLayerError, match="windows, or in"):
         ValueGates(block, block)(torch.ones(2, 6), sequences(2, 6))
 
 
@@ -323,7 +323,7 @@ def test_intervention_on_weights_alone() -> None:
     expected = ValueZeroingEffect(case.model, case.layers, intervention=Louder()).attribute(case.inputs, read)
     assert_same(FeatureAblation(forward).attribute(gates, additional_forward_args=case.inputs), expected)
     for other in (gates / 2, gates.clone().requires_grad_()):
-        with pytest.raises(ArgumentError, match="Louder says by new_context what gates of 0 and 1 do"):
+        with pytest.raises(ArgumentError, match="says by new_context"):
             forward(other, case.inputs)
 
 
@@ -346,7 +346,7 @@ def test_dependent_or_random_examples_are_refused(odd: nn.Module) -> None:
 def test_random_output_is_refused() -> None:
     block = Block()
     for own in (torch.Generator(), None):
-        with pytest.raises(RefusedError, match="With gates of 1, the model gave another output"):
+        with pytest.raises(RefusedError, match="With gates of 1"):
             ValueGates(nn.Sequential(block, Chance(own)), block)(torch.ones(1, 5), sequences(1, 5))
 
 

@@ -77,9 +77,9 @@ def test_errors_of_distance_and_norm() -> None:
     def distance(a: Tensor, b: Tensor) -> Tensor:
         raise ValueError("a distance of nobody's own")
 
-    with pytest.raises(ValueError, match=r"^a distance of nobody's own$"):
+    with pytest.raises(ValueError, match="nobody's own"):
         ValueZeroing(case.model, case.layers[0], distance=distance).attribute(case.inputs)
-    with pytest.raises(RuntimeError, match=r"^Given normalized_shape=\[7\]"):
+    with pytest.raises(RuntimeError, match="normalized_shape"):
         ValueZeroing(case.model, case.layers[0], final_norm=torch.nn.LayerNorm(7).double()).attribute(case.inputs)
 
 

@@ -134,7 +134,7 @@ def test_padding_without_a_mask_on_embeddings(side: str) -> None:
     ids[1, {"right": slice(5, None), "left": slice(0, 2)}[side]] = 3
     method = TokenAttribution(case.model, Saliency, None)
     for inputs in (ids, {"input_ids": ids}):
-        with pytest.warns(UserWarning, match=r"Token Attribution: 1 example\(s\) end"):
+        with pytest.warns(UserWarning, match=r"1 example\(s\) end"):
             method.attribute(inputs, target=(2, 1), baselines="zero")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -198,8 +198,8 @@ def test_token_of_text_with_an_image() -> None:
 def test_prefix_tuning_and_a_class_token() -> None:
     case = FAMILIES["llama"].case
     method = ValueZeroing(Prompted(case, True), case.layers[1:])  # the first run of a layer fills the cache
-    with pytest.raises(RefusedError, match="2 times, on inputs that are not related"):
+    with pytest.raises(RefusedError, match="are not related"):
         method.attribute(torch.randint(4, 12, (2, 5)))
-    with pytest.warns(UserWarning, match="5 output tokens and 7 sources"):
+    with pytest.warns(UserWarning, match="and 7 sources"):
         (found,) = method.attribute(torch.randint(4, 12, (2, 5)), token=-1, run=-1)[:1]
     assert found.shape == (2, 7)

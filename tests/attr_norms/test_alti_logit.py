@@ -91,7 +91,7 @@ def test_target_in_every_form(name: str) -> None:
     rows = [[whole[4][0, 0], whole[9][0, 1]], [whole[30][1, 2], whole[4][1, 1]], [whole[9][2, 0], whole[9][2, 3]]]
     assert_same(found, torch.stack([torch.stack(row) for row in rows]))
     assert_same(method.terms(inputs, target=(2, 30)).total(), method.terms(inputs, target=(EVERY, 30)).total()[:, 2])
-    with pytest.warns(UserWarning, match="the target token of an example is padding"):
+    with pytest.warns(UserWarning, match="example is padding"):
         assert not method.attribute(inputs, target=(6, 4))[2].any()
 
 
@@ -162,24 +162,24 @@ def test_known_contributions() -> None:
     updates = [torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, -4.0]]]), torch.tensor([[[0.0, 8.0]]])]
     # 0 + (1 - 2) + 8 * 0.75 and 2 - 2 + 8 * 0.25
     assert_same(logit_contributions(updates, [halves] * 3), torch.tensor([[[5.0, 2.0]]]).double())
-    with pytest.raises(AssertionError, match="needs the update of at least one layer"):
+    with pytest.raises(AssertionError, match="needs the update of"):
         logit_contributions([], [])
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"target": (2, 60)}, "target names entry 60"),
-    ({"target": (2, torch.tensor(200, dtype=torch.uint8))}, "target names entry 200"),
-    ({"target": None}, r"target is None: pass \(token, entry\)"),
-    ({"target": 5}, r"target is 5: pass \(token, entry\)"),
-    ({"target": (2, 1.5)}, r"target is \(2, 1.5\), which does not index an output"),
-    ({"target": ([0, 1], [4, 9])}, r"pass \(token, entry\)"),
-    ({"target": [([0, 1], [4])] * 3}, r"pass \(token, entry\)"),
-    ({"target": [(0, 9), (2, 9)]}, "target has 2 entries, but the batch has 3"),
-    ({"target": (7, 5)}, "target 7 is out of range"),
-    ({"target": (2, 5), "foil": (3, 6)}, "pass the same tokens in both"),
+    ({"target": (2, 60)}, "entry 60"),
+    ({"target": (2, torch.tensor(200, dtype=torch.uint8))}, "entry 200"),
+    ({"target": None}, "target is None"),
+    ({"target": 5}, "target is 5: pass"),
+    ({"target": (2, 1.5)}, "not index an output"),
+    ({"target": ([0, 1], [4, 9])}, r"pass \(token"),
+    ({"target": [([0, 1], [4])] * 3}, r"pass \(token"),
+    ({"target": [(0, 9), (2, 9)]}, "target has 2"),
+    ({"target": (7, 5)}, "7 is out of range"),
+    ({"target": (2, 5), "foil": (3, 6)}, "the same tokens in"),
     ({"target": (2, 5), "foil": (2, 99)}, "foil names entry 99"),
-    ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, "ALTILogit takes no feature_mask"),
-    ({"target": (2, 5), "attribute_to_layer_input": True}, "Leave attribute_to_layer_input"),
+    ({"target": (2, 5), "feature_mask": torch.zeros(1, 7)}, "takes no feature"),
+    ({"target": (2, 5), "attribute_to_layer_input": True}, "Leave attribute_to"),
 ]
 
 
@@ -203,17 +203,17 @@ def test_unreadable_readouts_are_refused() -> None:
     def call(**inputs: Tensor) -> Any:
         return case.model(**inputs)
 
-    refused(call, case.layers, r"function without get_output_embeddings\(\)")
-    refused(call, case.layers, "without a norm outside of the layers", unembedding=head)
-    refused(case.model, case.layers, "unembedding is a LayerNorm", unembedding=norm)
-    refused(case.model, case.layers, "final_norm is a Linear", final_norm=head)
-    refused(case.model, case.layers, r"does not give the model's own logits", final_norm=case.layers[1].ln_1)
-    refused(case.model, case.layers[:2], "does not give the model's own logits")
+    refused(call, case.layers, "function without")
+    refused(call, case.layers, "norm outside of the", unembedding=head)
+    refused(case.model, case.layers, "is a LayerNorm", unembedding=norm)
+    refused(case.model, case.layers, "is a Linear", final_norm=head)
+    refused(case.model, case.layers, "model's own logits", final_norm=case.layers[1].ln_1)
+    refused(case.model, case.layers[:2], "model's own logits")
     refused(capped, case.layers, "own logits", final_norm=norm, unembedding=head)
-    later = "begins with 1 layers of type GPT2Block"
+    later = "with 1 layers of"
     refused(case.model, case.layers[1:], later)
     refused(call, case.layers[1:], later, final_norm=norm, unembedding=head)
-    refused(case.model, [case.layers[0], case.layers[2]], r"The input of layer run 1 is not the output of run 0")
+    refused(case.model, [case.layers[0], case.layers[2]], "not the output of")
     last = lambda **inputs: case.model(**inputs).logits[:, -1:]  # noqa: E731 - as a user writes it
     refused(last, case.layers, r"gave \(3, 1, 60\)", final_norm=norm, unembedding=head)
 
@@ -226,7 +226,7 @@ def test_a_norm_that_rounds_is_named() -> None:
     terms = ALTILogit(model, model.model.layers).terms(inputs, target=(EVERY, 8))
     real = inputs["attention_mask"]
     assert_same(terms.total(), model(**inputs).logits[..., 8] * real, 1e-6)
-    with pytest.raises(AssertionError, match="LlamaRMSNorm, which could not be read"):
+    with pytest.raises(AssertionError, match="could not be read"):
         ALTILogit(model.double(), model.model.layers).terms(inputs, target=(EVERY, 8))
 
 
@@ -240,7 +240,7 @@ def test_unsupported_layers_are_refused() -> None:
         final_norm=bert.model.embeddings.LayerNorm,
         unembedding=head,
     )
-    with pytest.raises(AssertionError, match="BertLayer norms the sum"):
+    with pytest.raises(AssertionError, match="norms the sum"):
         method.attribute(bert.inputs, target=(EVERY, 8))
     whisper = stacks("whisper")[1]
     method = ALTILogit(
@@ -249,5 +249,5 @@ def test_unsupported_layers_are_refused() -> None:
         final_norm=whisper.model.decoder.layer_norm,
         unembedding=head,
     )
-    with pytest.raises(AssertionError, match="WhisperDecoderLayer has a second attention"):
+    with pytest.raises(AssertionError, match="has a second"):
         method.attribute(whisper.inputs, target=(EVERY, 8))

@@ -71,7 +71,7 @@ def test_the_rows_of_targets(name: str) -> None:
     assert_same(method.attribute(inputs, token=1), whole[:, 1])
     assert_same(method.attribute(inputs, token=[0, 2, 1]), whole[[0, 1, 2], [0, 2, 1]])
     assert_same(method.attribute(inputs, target=(2, 3)), whole[:, 2])  # of the last hidden state
-    with pytest.warns(UserWarning, match="ALTI Plus: the target token of an example is padding"):
+    with pytest.warns(UserWarning, match="example is padding"):
         assert not method.attribute(inputs, token=4)[0].any()
     found = ALTIPlus(lambda *ids: method.forward_func(**dict(zip(inputs, ids, strict=True))), method.layer).attribute(
         tuple(inputs.values()), token=1
@@ -124,19 +124,19 @@ def test_bad_arguments() -> None:
     encoder, decoder = stacks("bart")
     gpt2, right = FAMILIES["gpt2"].case, [*encoder.layers, *decoder.layers]
     for case, layers, options, message in (
-        (decoder, encoder.layers, {}, "layers of an encoder, then"),
-        (gpt2, gpt2.layers, {}, "layers of an encoder, then"),
-        (decoder, right[3:] + right[:3], {}, r"another order than \[3, 4, 5, 0, 1, 2\]"),
-        (decoder, right, {"feature_mask": torch.zeros(1, 12, dtype=torch.long)}, "ALTIPlus takes no feature_mask"),
-        (decoder, right, {"token": 5}, "token 5 is out of range"),
+        (decoder, encoder.layers, {}, "an encoder, then"),
+        (gpt2, gpt2.layers, {}, "an encoder, then"),
+        (decoder, right[3:] + right[:3], {}, "another order than"),
+        (decoder, right, {"feature_mask": torch.zeros(1, 12, dtype=torch.long)}, "takes no feature"),
+        (decoder, right, {"token": 5}, "5 is out of range"),
     ):
         with pytest.raises(AssertionError, match=message):
             ALTIPlus(case.model, layers).attribute(case.inputs, **options)
     with pytest.raises(AssertionError, match="p is 3: pass 1 or 2"):
         method_of("bart", p=3)
-    with pytest.raises(AssertionError, match=r"needs the map of at least one layer of a decoder"):
+    with pytest.raises(AssertionError, match="layer of a decoder"):
         encoder_decoder_rollout(None, [])
-    with pytest.raises(AssertionError, match=r"Map 0 is \(1, 2, 5\)"):
+    with pytest.raises(AssertionError, match="Map 0 is"):
         encoder_decoder_rollout(torch.eye(2)[None], [torch.ones(1, 2, 5)])
 
 

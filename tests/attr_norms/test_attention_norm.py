@@ -142,11 +142,11 @@ def test_torchs_own_layers(norm_first: bool, sequence_first: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "include", "complaint"),
     [
-        ("gpt2", "layer_norm", r"\(pre-norm\), so include='layer_norm' is not defined"),
-        ("llama", "encoder", r"\(pre-norm\), so include='encoder' is not defined"),
-        ("gemma2", "residual", "Gemma2DecoderLayer has no residual connection"),
-        ("granite", "layer_norm", "GraniteDecoderLayer has no residual connection"),
-        ("bart-decoder", "encoder", "BartDecoderLayer does not end in a norm"),
+        ("gpt2", "layer_norm", "'layer_norm' is not"),
+        ("llama", "encoder", "'encoder' is not"),
+        ("gemma2", "residual", "has no residual"),
+        ("granite", "layer_norm", "has no residual"),
+        ("bart-decoder", "encoder", "not end in a norm"),
     ],
 )
 def test_structures_that_are_not_recognised(name: str, include: Any, complaint: str) -> None:
@@ -166,13 +166,13 @@ def test_unrecognised_modules_are_refused() -> None:
     case = FAMILIES["bert"].build()
     method = LayerAttentionNorm(case.model, case.layers[0], include="layer_norm")
     case.layers[0].attention.output.LayerNorm = nn.Tanh()
-    with pytest.raises(AssertionError, match="sum of its residual and its attention's output that is not recognised"):
+    with pytest.raises(AssertionError, match="sum of its residual"):
         method.attribute(case.inputs)
     case.layers[0].attention.output.dense = Gate()
-    with pytest.raises(AssertionError, match="context to a Gate, which is not linear"):
+    with pytest.raises(AssertionError, match="a Gate, which"):
         method.attribute(case.inputs)
     model = BloomModel(BloomConfig(vocab_size=9, hidden_size=16, n_layer=1, n_head=2)).eval()
-    with pytest.raises(AssertionError, match="weights of BloomAttention cannot be read"):
+    with pytest.raises(AssertionError, match="weights of Bloom"):
         LayerAttentionNorm(model, find_layers(model)).attribute(torch.tensor([[1, 2]]))
 
 
@@ -192,9 +192,9 @@ def test_unknown_options_are_refused() -> None:
     model = nn.Identity()
     with pytest.raises(AssertionError, match="include is 'all'"):
         LayerAttentionNorm(model, model, include="all")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(AssertionError, match="residual connection of a cross-attention"):
+    with pytest.raises(AssertionError, match="a cross-attention"):
         LayerAttentionNorm(model, model, include="residual", attention="cross")
-    with pytest.raises(AssertionError, match="the mixing ratio needs self-attention"):
+    with pytest.raises(AssertionError, match="mixing ratio needs"):
         LayerAttentionNorm(model, model, attention="cross").mixing_ratio(torch.ones(1, 2))
 
 
@@ -231,5 +231,5 @@ def by_largest(maps: Tensor) -> Tensor:
 
 def test_pre_norm_layers_are_refused() -> None:
     case = FAMILIES["gpt2"].case
-    with pytest.raises(AssertionError, match="GPT2Block norms the attention's input"):
+    with pytest.raises(AssertionError, match="norms the attention"):
         GlobEnc(case.model, case.layers).attribute(case.inputs)

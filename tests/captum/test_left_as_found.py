@@ -95,7 +95,7 @@ def test_after_a_layer_that_never_ran(method: Any) -> None:
     stranger = FAMILIES["bert"].build().layers[0]
 
     def misused() -> None:
-        with pytest.raises(AssertionError, match="did not run layer 1 of 2"):
+        with pytest.raises(AssertionError, match="did not run layer"):
             method(case.model, [case.layers[0], stranger]).attribute(case.inputs)
 
     unchanged_by(case, misused)

@@ -51,7 +51,7 @@ def test_both_lengths_are_named(name: str, by_name: bool) -> None:
 
     assert method.attribute(inputs(allowed)).shape == (2, allowed, allowed)
     for count in (allowed + 1, 3 * POSITIONS):
-        with pytest.raises(ArgumentError, match=rf"{count} tokens, but .* {allowed} positions") as error:
+        with pytest.raises(ArgumentError, match=rf"{count} tokens, but") as error:
             method.attribute(inputs(count))
         assert isinstance(error.value.__cause__, (RuntimeError, IndexError, ValueError))
 
@@ -95,7 +95,7 @@ def test_choices_that_are_too_long() -> None:
     assert method.attribute(ids(POSITIONS)[None]).shape == (2, POSITIONS, POSITIONS)
     with pytest.raises(ArgumentError, match="25 tokens, but"):
         method.attribute(ids(25)[None])
-    with pytest.raises(ValueError, match="Expected input batch_size"):
+    with pytest.raises(ValueError, match="input batch_size"):
         ValueZeroing(lambda x: model(x, labels=torch.zeros(2).long()), find_layers(model)[0]).attribute(ids(8)[None])
 
 
@@ -106,7 +106,7 @@ def test_sound_and_errors_of_a_function_have_no_wrong_axes() -> None:
     model = transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**config)).eval()
     layer = find_layers(model)[0]
     assert ValueZeroing(model, layer).attribute(torch.randn(2, 40)).shape == (2, 7, 7)
-    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+    with pytest.raises(RuntimeError, match="Kernel size can't"):
         ValueZeroing(model, layer).attribute(torch.randn(2, 8))
 
     def fails(x: Tensor) -> Any:

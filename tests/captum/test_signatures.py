@@ -105,7 +105,7 @@ def test_captums_bases_attributes_and_methods(method: Any) -> None:
     assert attribution.get_name() == method.get_name() == NAMES.get(method.__name__, name)
     assert attribution.has_convergence_delta() is False
     assert attribution.multiplies_by_inputs is False
-    with pytest.raises(NotImplementedError, match=f"attribute_future is not implemented for {method.__name__}"):
+    with pytest.raises(NotImplementedError, match="is not implemented"):
         attribution.attribute_future(**configuration.arguments)
 
 

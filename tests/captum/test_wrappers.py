@@ -87,7 +87,7 @@ def test_unknown_options_put_later(method: Any, name: str) -> None:
     case = FAMILIES["bert"].case
     rollout = method(case.model, case.layers)
     setattr(rollout, name, "unknown")
-    with pytest.raises(ArgumentError, match=f"{name} is 'unknown': pass "):
+    with pytest.raises(ArgumentError, match=f"{name} is 'unk"):
         rollout.attribute(case.inputs)
 
 
@@ -175,5 +175,5 @@ def test_tcav_refuses_scores_of_tokens(method: Any, tmp_path: Path) -> None:
     model = LastHidden(copy.deepcopy(configuration.case.model).float(), position=2)
     embeddings = configuration.arguments["inputs"][:1].float()
     tcav = TCAV(model, ["vector"], save_path=str(tmp_path), layer_attr_method=method(model, None))
-    with pytest.raises(ArgumentError, match="layer_attr_method is"):
+    with pytest.raises(ArgumentError, match="attr_method is"):
         tcav.interpret(embeddings, [concepts(embeddings)], target=0)

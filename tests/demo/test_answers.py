@@ -4,7 +4,7 @@ import html
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 import captum_vz
@@ -57,11 +58,9 @@ def test_limits_are_told(answers: Answers) -> None:
     assert "The text is 121 tokens long, and the model takes at most 128: ask for at most 8 new tokens." in told
 
 
-def test_encoder_decoder_shows_what_it_writes(tmp_path: Path) -> None:
+def test_encoder_decoder_shows_what_it_writes(saved: Callable[..., str]) -> None:
     _, tokenizer = load_model()
-    for part in (t5(vocabulary=len(tokenizer)), tokenizer):
-        part.save_pretrained(tmp_path)
-    name = str(tmp_path)
+    name = saved(t5(vocabulary=len(tokenizer)), tokenizer)
     with closing(Answers((name,), False, 40)) as page:
         told, view, *_, picture, files = answered(page, "the hat", name, [NAME], "", -1)
         refused, *_ = answered(page, "the hat", name, [NAME], "", -1, truth=True)
@@ -100,14 +99,13 @@ def test_files_say_where_numbers_come_from(answers: Answers) -> None:
     assert weights in page
     assert "captum_vz " in page
     assert "<script>alert(1)" not in page
-    told, _, _, _, steps, files = answers.generate(
-        "the pictures of some hat", "causal", "value-zeroing", 2, ["special"]
-    )
-    assert "the pictures of some hat" in told
+    prompt = "the pictures of some hat"
+    told, _, _, _, steps, files = answers.generate(prompt, "causal", "value-zeroing", 2, ["special"])
+    assert prompt in told
     scores = next(Path(file) for file in files if file.endswith("scores.json"))
     for one in (read_provenance(steps), json.loads(scores.read_text())["provenance"]):
         assert (one["model class"], one["method"]) == ("LlamaForCausalLM", "value-zeroing")
-        assert one["text"] == "the pictures of some hat"
+        assert one["text"] == prompt
 
 
 def test_method_that_refuses_is_left_out() -> None:
@@ -122,7 +120,6 @@ def test_method_that_refuses_is_left_out() -> None:
 
 
 def test_view_comes_before_pictures(answers: Answers) -> None:
-    """A second text has a view of its own."""
     first, last = answers.steps("a hat [MASK]", "agreement", [NAME], "", -1, other="some hats [MASK]")
     assert first[:2] == last[:2] and first.view.count("<iframe") == 2
     assert (first.layers, first.methods, first.files) == (None, None, None)
@@ -130,8 +127,10 @@ def test_view_comes_before_pictures(answers: Answers) -> None:
     assert 'role="alert"' in answered(answers, "a hat [MASK]", "agreement", [NAME], "", -1, other="a " * 60).told
 
 
-def test_truth_is_that_of_the_command(answers: Answers) -> None:
-    """The foil is the form of the other number, unless something else is asked for."""
+def test_truth_is_that_of_the_command(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The foil is the form of the other number, unless something else is asked for. No picture is drawn."""
+    for drawing in ("captum_vz.result.Explanation.plot", "captum_vz.demo.answers.draw_comparison"):
+        monkeypatch.setattr(drawing, lambda *_, **__: Figure())
     ask = partial(answered, answers, SENTENCE, "agreement", [NAME], "", -1)
     assert "blanking out" not in ask().shares
     chosen, named, other = (ask(truth=True, foil=foil) for foil in ("", "is", "were"))
@@ -172,9 +171,9 @@ def test_other_addresses_offer_fewer_models(host: str, any_model: bool, monkeypa
 @pytest.mark.parametrize(
     ("host", "port", "told"),
     [
-        ("127.0.0.1", 99999, "port 99999 is out of range"),
-        ("203.0.113.9", None, "cannot serve at 203.0.113.9: "),  # of a network for examples
-        ("two words", None, "cannot serve at two words: "),
+        ("127.0.0.1", 99999, "99999 is out of"),
+        ("203.0.113.9", None, "at 203.0.113.9"),  # of a network for examples
+        ("two words", None, "at two words: "),
         ("a" * 80, None, "cannot serve at aaa"),
     ],
 )
@@ -183,7 +182,7 @@ def test_address_is_checked_first(host: str, port: int | None, told: str) -> Non
         demo.check_address(host, port)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        with pytest.raises(ArgumentError, match=f"port {taken} of 127.0.0.1 is taken: pass another port"):
+        with pytest.raises(ArgumentError, match=f"port {taken} of"):
             demo.check_address("127.0.0.1", taken)
 
 
@@ -211,17 +210,14 @@ def any_model() -> Iterator[Answers]:
         yield found
 
 
-def saved(kind: str, folder: Path, samples: int = 4000) -> tuple[str, str]:
-    """The folder of a model with its processor, and a file for it."""
-    parts = image_classifier() if kind == "image" else sound_model(SOUND if kind == "sound" else SPEECH)
-    for part in parts:
-        part.save_pretrained(folder / "model")
+def of_kind(kind: str, samples: int = 4000) -> tuple[Any, str]:
+    """A model with its processor, and a file for it."""
     random = np.random.default_rng(0)
     if kind == "image":
-        Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(folder / "file.png")
-        return str(folder / "model"), str(folder / "file.png")
+        Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save("file.png")
+        return image_classifier(), "file.png"
     sound = random.integers(-9000, 9000, samples, dtype=np.int16)
-    return str(folder / "model"), str(write_sound(folder / "file.wav", sound))
+    return sound_model(SOUND if kind == "sound" else SPEECH), str(write_sound(Path("file.wav"), sound))
 
 
 def explained(any_model: Answers, model: str, file: str | None, **more: Any) -> Answer:
@@ -229,8 +225,9 @@ def explained(any_model: Answers, model: str, file: str | None, **more: Any) -> 
 
 
 @pytest.mark.parametrize("kind", ["image", "sound", "speech"])
-def test_numbers_are_those_of_python(kind: str, any_model: Answers, tmp_path: Path) -> None:
-    name, file = saved(kind, tmp_path)
+def test_numbers_are_those_of_python(kind: str, any_model: Answers, saved: Callable[..., str], folder: Path) -> None:
+    parts, file = of_kind(kind)
+    name = saved(*parts)
     told, view, layers, shares, by_method, files = explained(any_model, name, file)
     assert "alert" not in told
     assert "<iframe" in view
@@ -244,9 +241,10 @@ def test_numbers_are_those_of_python(kind: str, any_model: Answers, tmp_path: Pa
         assert found.prediction.rstrip(".") in view or html.escape(found.prediction) in view
 
 
-def test_table_of_many_sources(any_model: Answers, tmp_path: Path) -> None:
+def test_table_of_many_sources(any_model: Answers, saved: Callable[..., str], folder: Path) -> None:
     """The table has the twenty largest sources and the explained one. The pictures have all."""
-    name, file = saved("sound", tmp_path, 40_000)
+    parts, file = of_kind("sound", 40_000)
+    name = saved(*parts)
     shares = explained(any_model, name, file).shares
     found = captum_vz.explain(name, file, method=SHOWN[0])
     assert len(found.tokens) > 90
@@ -255,8 +253,9 @@ def test_table_of_many_sources(any_model: Answers, tmp_path: Path) -> None:
     assert "where value-zeroing is largest" in shares
 
 
-def test_what_does_not_fit(any_model: Answers, tmp_path: Path) -> None:
-    name, image = saved("image", tmp_path)
+def test_what_does_not_fit(any_model: Answers, saved: Callable[..., str], folder: Path) -> None:
+    parts, image = of_kind("image")
+    name = saved(*parts)
     for model, file, more, message in (
         (name, None, {}, "ViTForImageClassification, which takes an image: choose a file in the options"),
         (name, __file__, {}, "is no image that Pillow reads"),

@@ -63,9 +63,7 @@ class Block(nn.Module):
     """A pre-norm block. The output of `after` is added between the attention and the feed-forward layer."""
 
     def __init__(
-        self,
-        after: nn.Module | None = None,
-        finish: Callable[[SelfAttention, Tensor, Tensor], Tensor] | None = None,
+        self, after: nn.Module | None = None, finish: Callable[[SelfAttention, Tensor, Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(finish)

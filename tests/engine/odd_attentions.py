@@ -56,7 +56,6 @@ def odd(
     """A row of the table. `wrap` makes the attention's forward."""
     attention = kind(compute, inner, projects)
     attention.forward = wrap(attention.forward)  # type: ignore[method-assign]
-    refused = f"Block {refused}" if refused else ""
     x = sequences(batch) if refused else sequences(batch, LONG)
     return Odd(block_of(attention), x, refused, **{"twin": by_call, **fields})
 
@@ -91,7 +90,7 @@ def hidden_heads(other: str, kind: type[Computed], first: bool, **fields: Any) -
             [OTHERS[other](*others), attend(*seen)] if first else [attend(*seen), OTHERS[other](*others)], 1
         )
 
-    return odd(compute, "computes another attention", kind=kind, **fields)
+    return odd(compute, "another attention", kind=kind, **fields)
 
 
 hidden_in_all_ways = partial(hidden_heads, by="zeroing attention gradient effect")
@@ -105,7 +104,7 @@ def second_attention(other: str, first: bool) -> Odd:
             return OTHERS[other](*own.inner.heads(x)) + attend(*parts)
         return attend(*parts) + OTHERS[other](*own.inner.heads(x))
 
-    return odd(compute, "computes another attention", inner=Projections(), by="zeroing attention")
+    return odd(compute, "another attention", inner=Projections(), by="zeroing attention")
 
 
 def without_own_direction(own: Any, context: Tensor, value: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ WITHOUT_GRADIENTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "place of the largest": lambda own, context, value: context + value.argmax(-1, keepdim=True),
     "rounded": lambda own, context, value: context + value.round(),
 }
-USED = "uses its values outside the attention"
+USED = "values outside the"
 
 
 def used_twice(name: str, grouped: bool, copied: bool, mode: Any = None) -> Odd:
@@ -282,7 +281,7 @@ ATTENTIONS: Table = {
     **rows("torch's function", by_its_name, (ByName, InAMethod, OnModule, OnClass), (True,)),
     "torch's function: ByName: False": lambda: by_its_name(ByName, False),
     "torch's function: another of its name": lambda: Odd(
-        block_of(OnModule(sharper=3)), sequences(2), "called no attention that can be read"
+        block_of(OnModule(sharper=3)), sequences(2), "called no attention"
     ),
     **rows("heads", hidden_in_all_ways, OTHERS, (Computed,), (False,)),
     **rows("heads", hidden_in_all_ways, ("on five axes", "by hand"), (Fused,), (True,)),
@@ -299,12 +298,8 @@ ATTENTIONS: Table = {
     "used: in two calls": lambda: odd(in_two_calls, USED),
     "used: written into": lambda: odd(lambda own, x, q, k, v: v.add_(attend(q, k, v).detach()), USED),
     "used: kept elsewhere": lambda: odd(kept_elsewhere, USED),
-    "values are a context": lambda: odd(
-        lambda own, x, q, k, v: attend(q, k, attend(q, k, v)), "uses a context as values"
-    ),
-    "under vmap": lambda: odd(
-        lambda own, x, *parts: torch.vmap(attend)(*parts), "called no attention that can be read"
-    ),
+    "values are a context": lambda: odd(lambda own, x, q, k, v: attend(q, k, attend(q, k, v)), "a context as values"),
+    "under vmap": lambda: odd(lambda own, x, *parts: torch.vmap(attend)(*parts), "called no attention"),
     "in an autograd function": lambda: odd(lambda own, x, *parts: AsFunction.apply(*parts)),
     "difference of two": lambda: odd(
         lambda own, x, q, k, v: attend(q.flip(-1), k.flip(-1), v) - 0.5 * attend(q.flip(2, 3), k.flip(-1), v)

@@ -243,12 +243,12 @@ BLOCKS: Table = {
     **rows("finish, masked", partial(finished, masked=True), ("gate by the input", "two projections", "no projection")),
     **rows("value that is nearly all", nearly_all, ("module", "neighbours", "norm", "alone")),
     "projection with a gate": gated_projection,
-    "norms of a projection with a gate": partial(gated_projection, refused="has no output projection", by="norm"),
+    "norms of a projection with a gate": partial(gated_projection, refused="output projection", by="norm"),
     **rows("condition", condition, CONDITIONS, [(3, LONG)]),
     **rows("condition", condition, ("each example", "each position", "sequence first"), [(4, 4)]),
     "attention as layer": attention_as_layer,
     "projection as layer": lambda: Odd(
-        (block := Block()).attention.output, sequences(2), "layer Linear called no attention", model=block
+        (block := Block()).attention.output, sequences(2), "Linear called no", model=block
     ),
     **rows("mask for each head", mask_for_each_head, (1, HEADS)),
     "tokens that skip themselves": tokens_skip_themselves,

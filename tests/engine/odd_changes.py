@@ -132,7 +132,7 @@ ENDS: dict[str, Callable[[Tensor], Any]] = {
 }
 NO_ENDS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "nothing": (lambda x: None, "returned NoneType"),
-    "a dict without states": (lambda x: {"aux": None, "hidden_states": x}, "whose first entry is no tensor"),
+    "a dict without states": (lambda x: {"aux": None, "hidden_states": x}, "entry is no tensor"),
     "one vector": (lambda x: x.mean(1), "Expected one vector"),
     "tokens first": (lambda x: x.transpose(0, 1), "Expected one vector"),
     "another axis": (lambda x: x[:, None], "Expected one vector"),

@@ -176,7 +176,7 @@ def replaced(sharper: int, **fields: Any) -> Odd:
 def side_by_side(attention: str) -> Odd:
     both = nn.Sequential(GroupedAttention(), GroupedAttention())
     layer = OneForward(lambda x: both[0](x) + both[1](x), both)
-    refused = "two attentions over its own tokens"
+    refused = "two attentions over"
     return Odd(layer, drawn(), refused, options={"attention": attention})
 
 
@@ -248,7 +248,7 @@ def unread(kind: str, stops_nan: bool, sources: int) -> Odd:
     hidden = torch.zeros(2, sources, dtype=torch.bool)
     hidden[0, 1:3] = True
     given = drawn(), drawn(sources), *([hidden] if kind == "hidden sources" else [])
-    refused = "something else that mixes its tokens" if kind == "after another" else ""
+    refused = "something else that" if kind == "after another" else ""
     return Odd(Unread(bool(refused), stops_nan), given, refused, twin=partial(by_call, sources=sources))
 
 
@@ -289,11 +289,11 @@ LAYERS: Table = {
     "registers before strictly causal tokens": lambda: Odd(
         OneForward(after_registers), drawn(), twin=partial(by_call, sources=TOKENS + 2)
     ),
-    "one attention twice": lambda: Odd(Twice(), drawn(), "attends several times"),
+    "one attention twice": lambda: Odd(Twice(), drawn(), "attends several"),
     **rows("one forward in bfloat16", in_bfloat16, (difference, without_heads)),
     "weights of parts": lambda: one_forward(difference, refused="computed in 2 parts", by="attention"),
     "replaced function": partial(replaced, 1),
-    "replaced function that differs": partial(replaced, 3, refused="Another function replaces", error=RefusedError),
+    "replaced function that differs": partial(replaced, 3, refused="Another function", error=RefusedError),
     **rows("side by side", side_by_side, ("self", "cross")),
     **rows("changed", changed, CHANGED, SWITCH),
     **rows("with more sources", with_more, ("add_bias_kv",), ("00011",)),

@@ -220,9 +220,7 @@ def reach(x: Tensor) -> Tensor:
 
 
 def ambiguous(prepare: Callable[[Tensor], Tensor], **arguments: Any) -> Odd:
-    refused = {roll: "values come from several positions", reach: "reaches from one example to another"}[prepare]
-    if not arguments:
-        refused = rf"(one vector for each token|cannot be replayed).*{refused}"
+    refused = {roll: "several positions", reach: "from one example"}[prepare]
     return Odd(Halves(prepare), drawn(), refused, arguments=arguments)
 
 
@@ -273,15 +271,14 @@ class Turned(Block):
         return x + self.feed_forward(self.norm(x))
 
 
-IN_WINDOWS = "sees the layer's tokens in windows"
+IN_WINDOWS = "tokens in windows"
 
 
 def effect_of_windows(name: str) -> Odd:
     fields = SWIN if name == "Swinv2Model" else ONE_WINDOW
     model = built(name, "eager", **fields)
-    refused = IN_WINDOWS
     forward = lambda x: model(x).pooler_output  # noqa: E731
-    return Odd(find_layers(model)[1], image(fields["image_size"]), refused, forward, by="effect", target=0)
+    return Odd(find_layers(model)[1], image(fields["image_size"]), IN_WINDOWS, forward, by="effect", target=0)
 
 
 WINDOWS: Table = {
@@ -298,13 +295,11 @@ WINDOWS: Table = {
     "quantised values": lambda: Odd(Halves(lambda x: (4 * x).round() / 4), drawn(1, 8)),
     **rows("hides NaN", hides_nan, (Clearing,), (2,)),
     **rows("hides NaN", hides_nan, (Stopped,), (1,)),
-    "depends on no value": lambda: Odd(Clearing(0.0), drawn(), "its outputs seem to depend on no value"),
-    "depends on another example": lambda: Odd(HandedOn(lambda x: x), drawn(), "reaches from one example to another"),
+    "depends on no value": lambda: Odd(Clearing(0.0), drawn(), "depend on no value"),
+    "depends on another example": lambda: Odd(HandedOn(lambda x: x), drawn(), "from one example"),
     "a token twice": lambda: Run(Twice(), (drawn(),)).odd(),
     "another order": lambda: Run(Turned(), (drawn(),)).odd(token=[4, 0]),
-    "another order, masked": lambda: Odd(
-        Turned(), (drawn(), mask_of_window(6, 3)), "in another order, and not all of them"
-    ),
+    "another order, masked": lambda: Odd(Turned(), (drawn(), mask_of_window(6, 3)), "and not all of them"),
     "weights in another order": lambda: Odd(Turned(), drawn(), "in another order", by="attention norm gradient"),
     "effect of another order": lambda: Odd(Turned(), drawn(), IN_WINDOWS, by="effect", target=(0, 0)),
     "effect of another order, masked": lambda: Odd(

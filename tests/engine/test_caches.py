@@ -58,7 +58,7 @@ def test_target_of_a_function_with_a_cache() -> None:
     case, ids = FAMILIES["llama"].case, tokens()
     method = ValueZeroing(lambda x, cache: case.model(x, past_key_values=cache).last_hidden_state, case.layers)
     rest = {"additional_forward_args": filled_cache(case, ids[:, :4])}
-    with pytest.warns(UserWarning, match="3 output tokens and 7 sources"):
+    with pytest.warns(UserWarning, match="and 7 sources"):
         rows = method.attribute(ids[:, 4:], target=(-1, 5), **rest)
     assert_same(rows, ValueZeroing(case.model, case.layers).attribute(ids, token=-1))
 
@@ -106,7 +106,7 @@ def test_cached_tokens_are_sources(
 def test_half_precision_with_a_cache(past: int) -> None:
     case, ids = FAMILIES["gpt2"].build(torch.bfloat16), tokens()
     rest = {"input_ids": ids[:, past:], "past_key_values": filled_cache(case, ids[:, :past])}
-    with pytest.raises(AssertionError, match=f"{past} of its tokens are in"):
+    with pytest.raises(AssertionError, match="its tokens are in"):
         ValueZeroing(case.model, case.layers).attribute(rest)
 
 
@@ -118,7 +118,7 @@ def test_static_cache_is_refused(name: str, method: type[ValueZeroing]) -> None:
     cache = StaticCache(config=case.model.config, max_cache_len=12)
     inputs = {"input_ids": tokens(), "past_key_values": cache, "use_cache": True}
     for _ in range(2):  # a refused call leaves the cache empty
-        with pytest.raises(AssertionError, match="has 12 sources for 7 tokens"):
+        with pytest.raises(AssertionError, match="12 sources for 7"):
             method(case.model, case.layers).attribute(inputs)
 
 

@@ -41,11 +41,11 @@ def call(values: Tensor) -> AttentionCall:
 def test_a_context_is_given_once() -> None:
     answer = ModuleAnswer(record())
     answer.context = torch.ones(1, 3, 8)
-    with pytest.raises(CannotReplayError, match="never asked for its attention's output"):
+    with pytest.raises(CannotReplayError, match="never asked for its"):
         answer.check_used()
     assert torch.equal(answer(None), torch.ones(1, 3, 8))
     answer.check_used()
-    with pytest.raises(CannotReplayError, match="asked for its attention more than once in one run"):
+    with pytest.raises(CannotReplayError, match="attention more than"):
         answer(None)
 
 
@@ -59,20 +59,20 @@ def test_later_calls_are_computed() -> None:
 
 def test_attention_that_is_not_called_again() -> None:
     handler = Intervene(record(), torch.zeros(1, 2, 3, dtype=torch.bool), ZERO)
-    with pytest.raises(CannotReplayError, match="asked for 0 times in one run"):
+    with pytest.raises(CannotReplayError, match="asked for 0 times"):
         handler.check_called()
     slots = FillSlots(record(), torch.zeros(1, 3, dtype=torch.bool))
-    with pytest.raises(CannotReplayError, match="asked for other values"):
+    with pytest.raises(CannotReplayError, match="for other values"):
         slots.check_all_filled()
 
 
 def test_heads_that_share_values_inline() -> None:
     attention = inline([slice(0, 8), slice(0, 8)])
     one_head = torch.tensor([[[True] * 3, [False] * 3]])
-    with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
+    with pytest.raises(CannotReplayError, match="some heads alone"):
         Intervene(attention, one_head, ZERO).change_values(torch.ones(1, 3, 8))
     slots = FillSlots(attention, torch.ones(1, 3, dtype=torch.bool), heads=torch.tensor([True, False]))
-    with pytest.raises(CannotReplayError, match="cannot be zeroed for some heads alone"):
+    with pytest.raises(CannotReplayError, match="some heads alone"):
         slots.on_exit(attention.inline.projection, (), torch.ones(1, 3, 8))  # type: ignore[union-attr]  # it has one
     both = torch.ones(1, 3, 8)
     Intervene(attention, one_head | True, ZERO).change_values(both)
@@ -142,5 +142,5 @@ def test_nonlinear_attention_is_refused() -> None:
         context, weights = attend(values)
         return context.tanh(), weights
 
-    with pytest.raises(AssertionError, match="returns no sums of its values"):
+    with pytest.raises(AssertionError, match="sums of its values"):
         used_by(squashed)

@@ -70,5 +70,5 @@ def test_assertion_of_the_layer_is_quoted() -> None:
         assert len(runs) == 1, "runs once"
 
     layer.self_attn.register_forward_pre_hook(once)
-    with pytest.raises(AssertionError, match="EncoderLayer cannot be replayed"):
+    with pytest.raises(AssertionError, match="cannot be replayed"):
         ValueZeroing(model, layer).attribute(inputs)

@@ -32,7 +32,7 @@ def test_stacks_of_encoder_and_decoder(name: str) -> None:
     stack = name.split("-")[1]
     assert find_layers(case.model, stack=stack) == case.layers
     assert find_layers(case.model.get_submodule(stack)) == case.layers
-    with pytest.raises(AssertionError, match="Pass stack='encoder' or stack='decoder'"):
+    with pytest.raises(AssertionError, match="stack='encoder'"):
         find_layers(case.model)
 
 
@@ -89,14 +89,14 @@ def test_two_towers() -> None:
     model = transformers.CLIPModel(config)
     choices = "stack='text_model' or stack='vision_model'"
     for stack in (None, "encoder"):
-        with pytest.raises(AssertionError, match=f"several stacks .* Pass {choices}"):
+        with pytest.raises(AssertionError, match=f"Pass {choices}"):
             find_layers(model, stack=stack)
     for tower in (model.text_model, model.vision_model):
         assert find_layers(tower) == list(tower.encoder.layers)
     for name in ("vision_model", "vision", "vision_model.encoder.layers"):
         assert find_layers(model, stack=name) == list(model.vision_model.encoder.layers)
     for name in ("tower", "", "layers_", "ision_model", 1):
-        with pytest.raises(AssertionError, match=f"stack is {name!r}, .* pass {choices}"):
+        with pytest.raises(AssertionError, match=f"pass {choices}"):
             find_layers(model, stack=name)  # type: ignore[arg-type]
 
 
@@ -111,7 +111,7 @@ def test_stacks_of_joined_models(kind: str) -> None:
     model: Any = getattr(transformers, f"{kind}Model")(config=config)
     assert len(find_layers(model, "encoder")) == 2
     assert find_layers(model, "decoder") == list(model.decoder.bert.encoder.layer)
-    with pytest.raises(ArgumentError, match=r"several stacks of layers: .*Pass stack='encoder' or"):
+    with pytest.raises(ArgumentError, match="stack='encoder'"):
         find_layers(model)
 
 
@@ -119,17 +119,17 @@ def test_stacks_of_joined_models(kind: str) -> None:
 def test_missing_stack(stack: str) -> None:
     other = "decoder" if stack == "encoder" else "encoder"
     whole = FAMILIES[f"bart-{stack}"].case.model
-    with pytest.raises(AssertionError, match=f"Bart(En|De)coder has no {other} stack of layers"):
+    with pytest.raises(AssertionError, match=f"no {other} stack"):
         find_layers(whole.get_submodule(stack), stack=other)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("bert-base-uncased", "model is of type str"),
-        (None, "model is of type NoneType"),
-        ([nn.Linear(2, 2)], "model is of type list"),
-        (nn.Linear, "model is the class Linear"),
+        ("bert-base-uncased", "of type str"),
+        (None, "of type NoneType"),
+        ([nn.Linear(2, 2)], "of type list"),
+        (nn.Linear, "the class Linear"),
     ],
 )
 def test_model_of_wrong_type(model: Any, message: str) -> None:
@@ -145,7 +145,7 @@ def test_traced_models_are_named(make: Any) -> None:
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.LSTM(2, 2, 3)])
 def test_a_model_without_attention(model: nn.Module) -> None:
-    with pytest.raises(AssertionError, match=f"{type(model).__name__} has no stack of layers"):
+    with pytest.raises(AssertionError, match="has no stack"):
         find_layers(model)
 
 
@@ -187,10 +187,10 @@ def test_attention_module_of_a_block_that_is_refused() -> None:
     """Such blocks call attention three times, as SAM's decoder layers do."""
     three = Block(after=nn.Sequential(SelfAttention(), SelfAttention()).double())
     model, x = nn.Sequential(Block(), three, Block()), sequences(2)
-    with pytest.raises(UnsupportedLayerError, match="called attention 3 times") as raised:
+    with pytest.raises(UnsupportedLayerError, match="attention 3 times") as raised:
         ValueZeroing(model, three).attribute(x)
     assert "where name is 'attention', 'after.0' or" in str(raised.value)
     assert "not a stack" not in str(raised.value)
     for attention in (model[0].attention, three.attention):
-        with pytest.raises(UnsupportedLayerError, match="attention module of a Block"):
+        with pytest.raises(UnsupportedLayerError, match="module of a Block"):
             ValueZeroing(model, attention).attribute(x)

@@ -25,12 +25,11 @@ def numpy_alone(module: object, x: Tensor, query: Tensor, key: Tensor, value: Te
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize(
-    ("compute", "cause"),
-    [(only_without_gradients, "returns other numbers under"), (numpy_alone, "fails under")],
+    ("compute", "cause"), [(only_without_gradients, "other numbers under"), (numpy_alone, "fails under")]
 )
 def test_code_that_is_another_with_gradients(compute: Callable[..., Tensor], cause: str, inference: bool) -> None:
     block, x = block_of(Computed(compute)), sequences(2)
-    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=f"Block {cause}"):
+    with torch.inference_mode(inference), pytest.raises(UnsupportedLayerError, match=cause):
         ValueZeroing(block, block).attribute(x)
 
 

@@ -164,16 +164,16 @@ def test_xlnet_without_padding_and_causal() -> None:
 
 def test_weights_of_xlnet_are_refused() -> None:
     model, inputs = case("XLNet")
-    with pytest.raises(AssertionError, match="XLNetRelativeAttention cannot be read"):
+    with pytest.raises(AssertionError, match="cannot be read"):
         LayerAttention(model, find_layers(model)[0]).attribute(inputs)
 
 
 def test_inline_attention_as_a_layer() -> None:
     """The map of an attention module differs from that of its block. XLM has no block."""
     model, inputs = case("YOSO")
-    with pytest.raises(AssertionError, match="attention module of a YosoLayer"):
+    with pytest.raises(AssertionError, match="of a YosoLayer"):
         ValueZeroing(model, find_layers(model)[0].attention.self).attribute(inputs)
-    with pytest.raises(AssertionError, match="XLMModel has no stack"):
+    with pytest.raises(AssertionError, match="has no stack"):
         find_layers(case("XLM")[0])
 
 

@@ -148,15 +148,15 @@ def test_one_prompt_for_each_image(name: str, model: Stack) -> None:
 @pytest.mark.parametrize(
     ("choose", "error"),
     [
-        (lambda layer: "self", r"3 times .*where name is 'parts.0', 'cross' or 'parts.1'"),
-        (lambda layer: layer.parts, "do not attend one after the other"),
-        (lambda layer: [layer.cross, layer.cross], "do not attend one after the other"),
-        (lambda layer: nn.Linear(2, 2), "attention is a Linear that is no part of the layer"),
+        (lambda layer: "self", "name is 'parts.0'"),
+        (lambda layer: layer.parts, "one after the other"),
+        (lambda layer: [layer.cross, layer.cross], "one after the other"),
+        (lambda layer: nn.Linear(2, 2), "no part of the"),
         (lambda layer: layer.feed_forward, "called 0 attentions"),
-        (lambda layer: 3, "attention is of type int"),
-        (lambda layer: [], "attention is of type list"),
-        (lambda layer: "middle", "attention is 'middle'"),
-        (lambda layer: None, "attention is of type NoneType"),
+        (lambda layer: 3, "of type int"),
+        (lambda layer: [], "of type list"),
+        (lambda layer: "middle", "is 'middle'"),
+        (lambda layer: None, "of type NoneType"),
     ],
 )
 def test_what_is_no_attention_is_refused(choose: Any, error: str, model: Stack) -> None:
@@ -170,14 +170,14 @@ def test_other_methods_refuse_modules(model: Stack) -> None:
     layer = model.layers[0]
     with pytest.raises(ArgumentError, match="include='attention'"):
         LayerAttentionNorm(model, layer, include="residual", attention=layer.cross)
-    with pytest.raises(ArgumentError, match="attention is not 'self'"):
+    with pytest.raises(ArgumentError, match="is not 'self'"):
         LayerAttentionNorm(model, layer, attention=layer.cross).mixing_ratio(INPUTS)
     for rollout in (ValueZeroingRollout, AttentionRollout):
-        with pytest.raises(ArgumentError, match="multiplies maps of self-attention"):
+        with pytest.raises(ArgumentError, match="multiplies maps"):
             rollout(model, layer, attention=layer.cross).attribute(INPUTS)
     with pytest.raises(UnsupportedLayerError, match="attention 3 times"):
         ALTI(model, layer).attribute(INPUTS)
-    with pytest.raises(ArgumentError, match="attention is of type Attention"):
+    with pytest.raises(ArgumentError, match="of type Attention"):
         verify(model, INPUTS, layer, attention=layer.cross)
 
 
@@ -282,5 +282,5 @@ def test_parts_that_are_no_values_are_refused() -> None:
     block = OfHeads(True)
     with pytest.raises(RefusedError, match="these are no values"):
         ValueZeroing(block, block, values=[head.key for head in block.heads]).attribute(X)
-    with pytest.raises(ArgumentError, match="pass a submodule or parameter"):
+    with pytest.raises(ArgumentError, match="pass a submodule"):
         ValueZeroing(block, block, values=[]).attribute(X)

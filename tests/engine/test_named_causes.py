@@ -26,7 +26,7 @@ def test_a_patched_forward_is_named() -> None:
         return 2 * own(x).flip(1)
 
     layer.forward = patched  # type: ignore[method-assign]
-    with pytest.raises(UnsupportedLayerError, match=r"carries \S+patched in the place of its forward, which replays"):
+    with pytest.raises(UnsupportedLayerError, match="patched in the"):
         ValueZeroing(layer, layer).attribute(sequences(2))
 
 
@@ -46,25 +46,19 @@ def in_model(layer: nn.Module) -> nn.Module:
     return nn.Sequential(layer, nn.Linear(16, 2).double())
 
 
-JIT = "compiled by torch.jit"
+JIT = "by torch.jit"
 COMPILED: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "script": (lambda: (one := torch.jit.script(Plain()), one), JIT),
     "trace": (lambda: (one := torch.jit.trace(Plain(), sequences(2)), one), JIT),
     "a part": (lambda: (one := in_model(torch.jit.script(Plain())), one[0]), JIT),
     "below": (lambda: (one := in_model(torch.jit.script(Plain())), one), JIT),
-    "export": (
-        lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one),
-        "traced by torch.export",
-    ),
-    "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "traced by torch.export"),
+    "export": (lambda: (one := torch.export.export(Plain(), (sequences(2),)).module(), one), "by torch.export"),
+    "fx": (lambda: (one := torch.fx.symbolic_trace(Plain()), one), "by torch.export"),
     "layers of the original": (
         lambda: (torch.export.export(model := in_model(Plain()), (sequences(2),)).module(), model[0]),
         "did not run layer",
     ),
-    "the program": (
-        lambda: (one := torch.export.export(Plain(), (sequences(2),)), one),
-        "layer is of type ExportedProgram: pass a module",
-    ),
+    "the program": (lambda: (one := torch.export.export(Plain(), (sequences(2),)), one), "ExportedProgram"),
 }
 
 
@@ -90,9 +84,7 @@ def planned(layer: nn.Module, mesh: Any) -> None:
 
 
 @pytest.mark.all_cases
-@pytest.mark.parametrize(
-    ("spread", "message"), [(sharded, "sharded by FSDP"), (planned, r"spread over processes \(DTensor")]
-)
+@pytest.mark.parametrize(("spread", "message"), [(sharded, "sharded by FSDP"), (planned, "spread over")])
 def test_layers_on_several_devices(spread: Callable[[nn.Module, Any], None], message: str) -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -116,7 +108,7 @@ class AddsMean(Block):
 def test_call_around_forward(method: Any) -> None:
     """Hooks see what forward returns, and not what the layer returns."""
     layer = AddsMean()
-    with pytest.raises(UnsupportedLayerError, match="AddsMean has a __call__ of its own"):
+    with pytest.raises(UnsupportedLayerError, match="has a __call__"):
         method(layer, layer).attribute(sequences(2))
 
 
@@ -133,16 +125,16 @@ def test_rollouts_with_a_cache() -> None:
     def forward(ids: Tensor) -> Any:
         return case.model(input_ids=ids, past_key_values=deepcopy(cache))
 
-    with torch.no_grad(), pytest.raises(ArgumentError, match=r"more sources than tokens \(a cache, a prefix\)"):
+    with torch.no_grad(), pytest.raises(ArgumentError, match="sources than tokens"):
         ValueZeroingRollout(forward, case.layers).attribute(ids)
 
 
 def test_effects_with_a_cache() -> None:
     case, ids, cache = of_gpt2()
     inputs = {"input_ids": ids, "past_key_values": cache}
-    with pytest.raises(RefusedError, match=r"hold a key-value cache \(DynamicCache\)"):
+    with pytest.raises(RefusedError, match=r"\(DynamicCache\)"):
         ValueZeroingEffect(case.model, case.layers).attribute(inputs, target=(0, 1))
-    with pytest.raises(RefusedError, match=r"hold a key-value cache"):
+    with pytest.raises(RefusedError, match="hold a key-value"):
         ValueZeroingEffect(lambda ids, past: case.model(ids, past_key_values=past), case.layers).attribute(
             ids, target=(0, 1), additional_forward_args=(cache,)
         )
@@ -152,7 +144,7 @@ def test_effects_with_a_cache() -> None:
             return case.model(input_ids=ids, past_key_values=deepcopy(cache))
 
     # The cache has no copies. One example needs none.
-    with pytest.warns(UserWarning, match="has 4 output tokens and 7 sources"):
+    with pytest.warns(UserWarning, match="and 7 sources"):
         found = ValueZeroingEffect(forward, case.layers[-1]).attribute(ids, lambda out: out.last_hidden_state[:, 0, 1])
     for token in range(3):
         changed = deepcopy(cache)

@@ -134,7 +134,7 @@ def test_windows_in_half_precision() -> None:
 def test_a_rollout_stays_within_a_stage() -> None:
     model = built("Swinv2Model", "eager", **SWIN)
     layers = find_layers(model)
-    with pytest.raises(AssertionError, match="the layers' maps are"):
+    with pytest.raises(AssertionError, match="layers' maps are"):
         ValueZeroingRollout(model, layers).attribute(image(12))
     first, second = ValueZeroing(model, layers[:2]).attribute(image(12))
     assert_same(ValueZeroingRollout(model, layers[:2]).attribute(image(12)), second @ first)
@@ -189,7 +189,7 @@ def test_missing_attention_function(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "__module__", "collections")
     block = Block()
     block.attention.__class__ = Alone
-    with pytest.raises(UnsupportedLayerError, match="no eager_attention_forward shows its weights"):
+    with pytest.raises(UnsupportedLayerError, match="shows its weights"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 

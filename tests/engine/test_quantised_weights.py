@@ -52,5 +52,5 @@ def test_effects_equal_those_of_plain_weights() -> None:
 def test_logits_need_plain_weights() -> None:
     model, tokenizer = load_model("causal")
     quantise(model)
-    with pytest.raises(ArgumentError, match="weight is a Quantised"):
+    with pytest.raises(ArgumentError, match="is a Quantised"):
         ALTILogit(model, find_layers(model)).attribute(tokenizer("the hat", return_tensors="pt"), target=(-1, 5))

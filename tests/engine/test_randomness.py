@@ -18,7 +18,7 @@ from tests.engine.blocks import WIDTH, Block, sequences
 from tests.engine.compare import assert_same
 from tests.reference.families import FAMILIES
 
-DRAWN = "random numbers were drawn before the layers had run, so what is shown is that of this draw"
+DRAWN = "that of this draw"
 
 
 @pytest.mark.parametrize("method", [LayerAttention, LayerAttentionNorm, ALTI, ValueZeroing, ValueZeroingEffect])
@@ -28,7 +28,7 @@ def test_dropout_before_the_layers_is_refused(method: Any) -> None:
     case.model.embeddings.dropout.train()
     options = {"target": (1, 2)} if method is ValueZeroingEffect else {}
     for forward in (case.model, lambda **inputs: case.model(**inputs).last_hidden_state):
-        with pytest.raises(RefusedError, match=r"train mode and has dropout \((embeddings\.)?dropout: p=0\.1\)"):
+        with pytest.raises(RefusedError, match="and has dropout"):
             method(forward, case.layers).attribute(case.inputs, **options)
 
 
@@ -67,7 +67,7 @@ def test_map_is_that_of_its_draw(name: str) -> None:
 def test_module_in_train_mode_is_named() -> None:
     model, x = Noisy(DRAWS["order"]), sequences(2)
     model.norm = nn.BatchNorm1d(WIDTH)
-    with pytest.warns(UserWarning, match="norm is in train mode"):
+    with pytest.warns(UserWarning, match="norm is in train"):
         ValueZeroing(lambda x: model(x), model.second).attribute(x)
 
 
@@ -87,5 +87,5 @@ def test_patches_drawn_at_random() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     model = ViTMAEModel(ViTMAEConfig(image_size=16, patch_size=4, **sizes)).double().eval()
     layers, pixels = find_layers(model), torch.rand(2, 3, 16, 16, dtype=torch.float64)
-    with pytest.warns(UserWarning, match=rf"{DRAWN}\. If they order or choose the tokens \(ViTMAE's patches\)"):
+    with pytest.warns(UserWarning, match="choose the tokens"):
         ValueZeroing(model, layers).attribute(pixels)

@@ -34,7 +34,7 @@ def refused(model: nn.Module, layer: Any, message: str, inputs: Any = None, meth
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_stack_of_layers_is_refused(method: Any, number: int) -> None:
     stack = nn.Sequential(*(Block() for _ in range(number)))
-    message = f"called attention {number} times in one run. Pass a single"
+    message = f"attention {number} times"
     refused(stack, stack, message, method=method)
     refused(stack, stack, message, inputs=sequences(1), method=method)
 
@@ -49,7 +49,7 @@ class PastCalls(nn.Sequential):
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
 def test_layer_run_without_its_hooks(method: Any) -> None:
     model = PastCalls(Block(), Block())
-    refused(model, list(model), r"calls in this thread by `layer\(...\)`", method=method)
+    refused(model, list(model), r"by `layer\(...\)`", method=method)
 
 
 class InParts(nn.Module):
@@ -67,7 +67,7 @@ class InParts(nn.Module):
 
 def test_blocks_that_are_lists_of_parts() -> None:
     model = InParts()
-    refused(model, find_layers(model), "a ModuleList. .* pass the attention module in it")
+    refused(model, find_layers(model), "pass the attention")
     assert ValueZeroing(model, model.blocks[0][0]).attribute(sequences(1)).shape == (1, 6, 6)
 
 
@@ -75,7 +75,7 @@ def test_blocks_that_are_lists_of_parts() -> None:
 def test_layer_and_its_part(method: Any) -> None:
     block = Block()
     for layers in ([block, block.attention], [block.attention, block]):
-        refused(block, layers, "parts of others in it: SelfAttention", method=method)
+        refused(block, layers, "parts of others in", method=method)
 
 
 @pytest.mark.parametrize("part", ["feed_forward", "feed_forward.0", "attention.value", "norm"])
@@ -84,7 +84,7 @@ def test_part_without_attention(method: Any, part: str) -> None:
     block = Block()
     layer = block.get_submodule(part)
     name = type(layer).__name__
-    refused(block, layer, f"layer {name} called no attention that can be read", method=method)
+    refused(block, layer, f"{name} called no", method=method)
 
 
 @pytest.mark.parametrize("method", [ValueZeroing, LayerAttention])
@@ -93,7 +93,7 @@ def test_dropout_of_the_attention_function(method: Any) -> None:
     block.attention.rates = [0.5]
     expected = method(block, block).attribute(sequences(2))
     block.train()
-    refused(block, block, r"drops 0.5 of its weights in train mode", method=method)
+    refused(block, block, "weights in train", method=method)
     block.attention.rates = [0.0]
     assert_same(method(block, block).attribute(sequences(2)), expected)
 
@@ -107,8 +107,8 @@ def test_dropout_of_torchs_function_in_eval_mode() -> None:
             return self.output(context.transpose(1, 2).flatten(2))
 
     block = block_of(Careless())
-    refused(block, block, "drops 0.5 of its weights in eval mode. Pass dropout_p=0.5 if")
-    refused(block.train(), block, "drops 0.5 of its weights in train mode")
+    refused(block, block, "Pass dropout_p=0.5")
+    refused(block.train(), block, "weights in train")
 
 
 def test_dropout_rate_in_eval_mode() -> None:
@@ -137,7 +137,7 @@ def test_train_mode_with_dropout_is_refused(name: str) -> None:
         runs, _ = record(case)
         assert any(not torch.allclose(run.again(), run.again()) for run in runs) == bool(rate)
         if rate:
-            refused(case.model, case.layers, r"in train mode and has dropout \(.*=0\.25\)", case.inputs)
+            refused(case.model, case.layers, r"dropout \(.*=0\.25", case.inputs)
         else:
             assert_same(ValueZeroing(case.model, case.layers).attribute(case.inputs), expected)
 
@@ -145,11 +145,11 @@ def test_train_mode_with_dropout_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("distance", "message"),
     [
-        (nn.MSELoss(), "distance gave () for two of (12, 16)"),
-        (lambda a, b: (a - b).abs(), "distance gave (12, 16) for two of (12, 16)"),
-        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "distance gave (12, 1) for"),
-        (lambda a, b: torch.full(a.shape[:-1], torch.nan), "distance gave values that are not finite"),
-        (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "distance gave values that are not finite"),
+        (nn.MSELoss(), "gave () for two of"),
+        (lambda a, b: (a - b).abs(), "gave (12, 16) for"),
+        (lambda a, b: (a - b).norm(dim=-1, keepdim=True), "gave (12, 1) for"),
+        (lambda a, b: torch.full(a.shape[:-1], torch.nan), "are not finite"),
+        (lambda a, b: (a - b).square().sum(-1).reciprocal() + torch.inf, "are not finite"),
     ],
 )
 def test_wrong_distance(distance: Any, message: str) -> None:
@@ -170,8 +170,8 @@ def test_wrong_perturbations_per_eval(number: Any) -> None:
 def test_numbers_that_are_not_finite(bad: float) -> None:
     block, x = Block(), sequences(2)
     x[1, 2, 3] = bad
-    refused(block, block, "Block returned values that are not finite", x)
-    refused(block, block, "Block returned values that are not finite", x, LayerAttention)
+    refused(block, block, "are not finite", x)
+    refused(block, block, "are not finite", x, LayerAttention)
 
 
 class SparseAttention(nn.Module):
@@ -200,7 +200,7 @@ class Sparse(Block):
 def test_unreadable_attention_comes_first(attention: str) -> None:
     """Otherwise the second attention would be taken for the first (Informer's decoder)."""
     block, x = Sparse(), sequences(2)
-    with pytest.raises(AssertionError, match="cannot be read, SparseAttention, before one that can"):
+    with pytest.raises(AssertionError, match="before one that can"):
         ValueZeroing(block, block, attention=attention).attribute(x)
 
 
@@ -221,7 +221,7 @@ class KeepsKeys(Block):
 
 def test_layer_with_a_cache_of_its_own() -> None:
     block = KeepsKeys()
-    with pytest.raises(RefusedError, match="keeps tensors of its run, such as a key-value cache of its own"):
+    with pytest.raises(RefusedError, match="tensors of its run"):
         ValueZeroing(block, block).attribute(sequences(2))
 
 
@@ -235,7 +235,7 @@ def test_error_of_a_library_is_ours(method: Any, place: str, monkeypatch: pytest
     else:
         monkeypatch.setattr(Recorder, place, fail)
     block = Block()
-    with pytest.raises(RefusedError, match="reading it raised TypeError") as caught:
+    with pytest.raises(RefusedError, match="reading it raised") as caught:
         method(block, block).attribute(sequences(2))
     assert isinstance(caught.value.__cause__, TypeError)
 

@@ -43,10 +43,7 @@ REPLAYS = {replay.name: replay for replay in value_zeroing.REPLAYS}
 ATTENTIONS = [(name, "self") for name in FAMILIES]
 ATTENTIONS += [(name, "cross") for name, family in SEQUENCE_TO_SEQUENCE.items() if family.cross]
 QUICK = [("bert", "self"), ("gpt2", "self"), ("albert", "self"), ("bart-decoder", "cross"), ("t5-decoder", "self")]
-each_attention = pytest.mark.parametrize(
-    ("name", "attention"),
-    quick(ATTENTIONS, *QUICK),
-)
+each_attention = pytest.mark.parametrize(("name", "attention"), quick(ATTENTIONS, *QUICK))
 
 
 class Refused:
@@ -305,7 +302,7 @@ def test_wrong_clean_output_is_noticed(
 def test_error_near_the_size_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is rounding for the layer's output, and not for the little that its attention adds."""
     block = Block(finish=lambda own, context, x: 1e-9 * own.output(context))
-    for share, outcome in ((1e-10, pytest.raises(AssertionError, match="wrong by more than 1/32")), (0, nullcontext())):
+    for share, outcome in ((1e-10, pytest.raises(AssertionError, match="wrong by more than")), (0, nullcontext())):
         use(monkeypatch, Misled(REPLAYS["packed pairs"], slice(None), share))
         with outcome:
             ValueZeroing(block, block).attribute(sequences(2))
@@ -314,7 +311,7 @@ def test_error_near_the_size_of_changes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_places_beyond_the_clean_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that treats some places of a long run in its own way is noticed before its scores are compared."""
     use(monkeypatch, Passing(REPLAYS["packed pairs"]))
-    with pytest.raises(AssertionError, match="a position depends on its place in the run"):
+    with pytest.raises(AssertionError, match="place in the run"):
         some_places(LONG, 37).attribute()
 
 

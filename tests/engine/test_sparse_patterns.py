@@ -164,9 +164,9 @@ def test_effects_leave_out_added_padding() -> None:
 
 def test_targets_after_the_inputs() -> None:
     wide, _ = wide_and_full()
-    with pytest.raises(AssertionError, match="token 8 is out of range"):
+    with pytest.raises(AssertionError, match="8 is out of range"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(wide_inputs(), token=TOKENS)
-    with pytest.raises(AssertionError, match=r"feature_mask is \(1, 9\), but there are 2 example"):
+    with pytest.raises(AssertionError, match="there are 2 example"):
         ValueZeroing(wide, find_layers(wide)[0]).attribute(wide_inputs(), feature_mask=torch.arange(9)[None])
 
 
@@ -235,5 +235,5 @@ def test_summaries_of_tokens_are_refused() -> None:
     model: Any = encoder_of("LongT5", **LONGT5, encoder_attention_type="transient-global", global_block_size=2)
     layer: Any = find_layers(model)[0]
     for values in (None, layer.layer[0].TransientGlobalSelfAttention.v):
-        with pytest.raises(AssertionError, match="projects values several times"):
+        with pytest.raises(AssertionError, match="values several"):
             ValueZeroing(model, layer, values=values).attribute(wide_inputs())

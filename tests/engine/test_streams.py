@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz import (
-    LayerALTI,
-    LayerAttentionNorm,
-    ValueZeroing,
-    ValueZeroingEffect,
-    ValueZeroingRollout,
-)
+from captum_vz import LayerALTI, LayerAttentionNorm, ValueZeroing, ValueZeroingEffect, ValueZeroingRollout
 from tests.engine.blocks import WIDTH, Block, Convolution, SelfAttention, as_added, direction, zeroed_one_by_one
 from tests.engine.compare import assert_same
 from tests.engine.odd_changes import Does
@@ -134,7 +128,7 @@ class Blurred(Grid):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_blurred_grid_is_refused(dtype: torch.dtype) -> None:
     grid = Blurred().eval().to(dtype)
-    with pytest.raises(AssertionError, match="Blurred cannot be replayed"):
+    with pytest.raises(AssertionError, match="Blurred cannot"):
         ValueZeroing(grid, grid).attribute(torch.randn(2, WIDTH, 4, 4, dtype=dtype))
 
 
@@ -149,7 +143,7 @@ def test_rollout_over_streams(axis: int) -> None:
 
     maps = ValueZeroing(forward, layers[:2]).attribute(x)
     assert_same(ValueZeroingRollout(forward, layers[:2]).attribute(x), maps[1] @ maps[0])
-    with pytest.raises(AssertionError, match=r"the layers 2 \(Streams\) mix their tokens"):
+    with pytest.raises(AssertionError, match="mix their tokens"):
         ValueZeroingRollout(forward, layers).attribute(x)
 
 
@@ -157,14 +151,14 @@ def test_rollout_over_streams(axis: int) -> None:
 @each_axis
 def test_methods_that_refuse_streams(method: type[ValueZeroing], axis: int) -> None:
     layer, x = layer_of("alone", axis), states(axis)
-    with pytest.raises(AssertionError, match="carries several vectors"):
+    with pytest.raises(AssertionError, match="carries several"):
         method(lambda x: layer(x)[0].flatten(1), layer).attribute(x)
     assert not layer._forward_hooks
 
 
 def test_norms_and_axes_of_streams_are_refused() -> None:
     layer = layer_of("alone", 2)
-    with pytest.raises(AssertionError, match="carries several vectors of each token"):
+    with pytest.raises(AssertionError, match="carries several"):
         ValueZeroing(layer, layer, final_norm=nn.LayerNorm(WIDTH)).attribute(states(2))
-    with pytest.raises(AssertionError, match="cannot be distinguished"):
+    with pytest.raises(AssertionError, match="be distinguished"):
         ValueZeroing(layer, layer).attribute(states(2, STREAMS, STREAMS))

@@ -117,12 +117,7 @@ def test_definition(build: Build, firsts: int, causal: bool) -> None:
 # For many sources, the first matrix is multiplied with the projection once.
 @pytest.mark.parametrize(("tokens", "composed"), [(16, False), (T, True)])
 def test_folded_replay(
-    build: Build,
-    firsts: int,
-    causal: bool,
-    tokens: int,
-    composed: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Build, firsts: int, causal: bool, tokens: int, composed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = tokens * (tokens + 1) // 2 if causal else tokens * tokens
     traced = SAMPLED_TARGETS + 1 + 1  # some targets, one known row of the chunk, and one that is NaN

@@ -13,8 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from captum_vz import AttnLRP, ValueZeroingEffect
-from captum_vz.methods import METHODS
-from captum_vz.result import Explanation, Part, Row
 from captum_vz.testbed import load_model
 
 # The one that needs no torchvision. Before transformers 5, it is the only one of this name.
@@ -54,9 +52,8 @@ def deep(layers: int = 24, spread: float = 0.2) -> tuple[Any, Any]:
     size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     size |= {"num_hidden_layers": layers, "num_key_value_heads": 2, "initializer_range": spread}
     marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=len(tokenizer), **size, **marks)
-    ).double().eval(), tokenizer
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), **size, **marks)
+    return transformers.LlamaForCausalLM(config).double().eval(), tokenizer
 
 
 def joint(amounts: list[list[float]], idle: tuple[int, int]) -> list[float]:
@@ -162,13 +159,3 @@ def twin(model: Any, run: Callable[[], Tensor], sources: list[list[int]], projec
 
 def one_by_one(count: int) -> list[list[int]]:
     return [[place] for place in range(count)]
-
-
-def explanation(tokens: list[str], token: int, scores: dict[str, Tensor], layer: int = 3) -> Explanation:
-    """An explanation of these shares, by methods of the registry."""
-    parts = {}
-    for name, row in scores.items():
-        method = METHODS.get(name, METHODS["random"])
-        rows, shown = [Row(tokens[token], token, row)], layer if method.layered else None
-        parts[name] = Part(name, method, rows, row[None, None], (method.scope(layer),), shown)
-    return Explanation(tokens, parts)

@@ -20,7 +20,7 @@ from captum_vz.result import Explanation, Explanations
 from captum_vz.study import compare
 from captum_vz.testbed import load_model
 from captum_vz.visualization import view
-from tests.command import Output, alone_in, ran, refused
+from tests.command import Output, ran, refused
 from tests.documents import ROOT
 from tests.explaining.models import (
     SENTENCE,
@@ -34,23 +34,7 @@ from tests.explaining.models import (
     tokenizer,
 )
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return alone_in(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def saved(capsys: Output) -> Callable[[Any, Any], str]:
-    def save(model: Any, words: Any) -> str:
-        model.save_pretrained("model")
-        words.save_pretrained("model")
-        capsys.readouterr()
-        return "model"
-
-    return save
-
-
+pytestmark = pytest.mark.usefixtures("folder")
 QUESTION, TEXT = "some hat?", "the pictures of marcus are scaring the teacher."
 MASKED = "the pictures of some hat [MASK] scaring marcus."
 CASES: dict[str, tuple[Callable[[], Any], list[str], dict[str, Any]]] = {

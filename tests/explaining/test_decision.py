@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_foil_is_the_first_token_that_differs() -> None:
     [
         ({"method": "value-zeroing-rollout", "foil": "is"}, "explains no output"),
         ({"method": "value-zeroing-rollout", "layer": "deciding"}, "a map of each layer"),
-        ({"method": "decision", "foil": ["is"]}, "1 entries for 3 new tokens"),
+        ({"method": "decision", "foil": ["is"]}, "1 entries for 3"),
         ({"method": "decision", "foil": "were not boring"}, "what is generated"),
         *(({"method": "decision", "foil": one}, "no word") for one in ("", " ", -1, 3.5, ["is", "", None])),
     ],
@@ -165,13 +166,12 @@ def test_refusals_of_generation(options: dict[str, Any], message: str) -> None:
 
 
 def test_maps_of_deep_models_are_computed_on_demand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    tmp_path: Path, saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     """Of the page: of all tokens, with a bar on a terminal."""
-    for part in deep(13):
-        part.save_pretrained(tmp_path)
+    name = saved(*deep(13))
     monkeypatch.setattr("captum_vz.app.is_terminal", lambda stream: True)
-    asked, page, sizes = ["explain", PREFIX, "--model", str(tmp_path)], tmp_path / "page.html", list[int]()
+    asked, page, sizes = ["explain", PREFIX, "--model", name], tmp_path / "page.html", list[int]()
     shown = ran(capsys, *asked).out
     assert "pass --foil to ask about one" in shown and "all 13 layers: --html FILE, of all tokens with --maps" in shown
     for more, has_bar in ([], False), (["--maps"], True):
@@ -234,8 +234,8 @@ def test_compare_has_a_layer_for_each_method_and_computes_once(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("agreement", {"method": "value-zeroing-rollout"}, "no scores of single layers"),
-        ("agreement", {"method": "value-zeroing-effect-layer"}, "no scores of single layers"),
+        ("agreement", {"method": "value-zeroing-rollout"}, "of single layers"),
+        ("agreement", {"method": "value-zeroing-effect-layer"}, "of single layers"),
         ("agreement", {"window": 6}, "read whole"),
         ("agreement", {"layer": "deciding."}, "'deciding' or None"),
         ("minilm", {}, "a model with a head"),
@@ -324,7 +324,7 @@ def test_rollout_of_generated_text_says_nothing(flat: tuple[Any, Any]) -> None:
     assert "says nothing" not in found.printed(layer=0)
     assert "says nothing" in str(attribute_generation(flat, PREFIX, ROLLOUT, max_new_tokens=2, layer=23).remarks())
     maps = LLMTokenMaps(ValueZeroingRollout(flat[0]), flat[1])
-    with pytest.warns(UserWarning, match="first column. Choose layer 'deciding'"):
+    with pytest.warns(UserWarning, match="layer 'deciding'"):
         maps.attribute(TextTokenInput(PREFIX, flat[1]), gen_args={"max_new_tokens": 2})
 
 

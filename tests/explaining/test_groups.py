@@ -180,14 +180,8 @@ def test_where_sentences_end(text: str, expected: list[str]) -> None:
 def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     """Pieces with a mark for spaces, and tokens of bytes for unknown characters, as LLaMA's."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
-    made = Tokenizer(
-        models.BPE(
-            vocab={name: i for i, name in enumerate(names)},
-            merges=[("\u2581", "a")],
-            byte_fallback=True,
-            unk_token="<unk>",
-        )
-    )
+    vocabulary = {name: i for i, name in enumerate(names)}
+    made = Tokenizer(models.BPE(vocabulary, [("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")])
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
@@ -241,7 +235,7 @@ def test_next_word_is_asked_by_first_token() -> None:
     told = compare((model, tokenizer), "on", ["value-zeroing-effect", "random"], "on", foil="ab", token=1).told
     assert told == found.told
     b, c = tokenizer.convert_tokens_to_ids(["b", "c"])
-    with pytest.raises(ArgumentError, match=f"begins with ' a', as the target 'abc' does.*target={b} and foil={c}."):
+    with pytest.raises(ArgumentError, match=f"={b} and foil={c}"):
         captum_vz.explain(model, **asked | {"target": "abc", "foil": "acc"})
     assert word_number(model, tokenizer, "cab", "foil")[0] == c  # no token is a space and c
 
@@ -249,7 +243,7 @@ def test_next_word_is_asked_by_first_token() -> None:
 def test_characters_in_tables_pictures_and_views() -> None:
     tokenizer = byte_tokenizer()
     model = next_words(tokenizer)
-    with pytest.warns(UserWarning, match=r"\[MASK\] is read as text: the model has no mask token"):
+    with pytest.warns(UserWarning, match="has no mask token"):
         captum_vz.explain(model, "[MASK]", tokenizer=tokenizer, method="random")
     text = "éüñ"  # pictures write the numbers of letters that their fonts lack
     found = captum_vz.explain(model, text, tokenizer=tokenizer)

@@ -58,13 +58,13 @@ def test_what_a_sentence_encoder_reads_before_a_text(
 def test_encoder_that_does_more_in_encode_is_refused(encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda texts, **options: encode(["hat", *texts], **options)[:1])
-    with pytest.raises(ArgumentError, match="does more than they do"):
+    with pytest.raises(ArgumentError, match="more than they do"):
         captum_vz.explain(encoder, SENTENCE)
-    with pytest.raises(ArgumentError, match="the model has no prompts: leave it out"):
+    with pytest.raises(ArgumentError, match="has no prompts"):
         captum_vz.explain("minilm", SENTENCE, prompt_name="query")
-    with pytest.raises(ArgumentError, match="pass a name, or a pair for the two texts"):
+    with pytest.raises(ArgumentError, match="for the two texts"):
         captum_vz.explain(encoder, SENTENCE, prompt_name=5)
-    with pytest.raises(ArgumentError, match="no encoder of sentences"):
+    with pytest.raises(ArgumentError, match="no encoder of"):
         captum_vz.explain("agreement", SENTENCE, prompt_name="query")
 
 
@@ -94,7 +94,7 @@ def test_sentence_encoder_explains_a_similarity(encoder: Any) -> None:
     bert = encoder[0].auto_model
     maps = captum_vz.explain(encoder, one, method="value-zeroing", token="cat")
     torch.testing.assert_close(maps.scores, ValueZeroing(bert, find_layers(bert)[-1]).attribute(inputs, token=2)[0])
-    with pytest.warns(UserWarning, match="has no head: both texts are read as one input"):
+    with pytest.warns(UserWarning, match="both texts are read"):
         captum_vz.explain(load_model()[0].bert, one, other, tokenizer=tokenizer())
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,25 +62,25 @@ def test_all_calls_take_a_model_in_one_way() -> None:
     found = attribute_generation("causal", "the hat", max_new_tokens=2)
     assert torch.equal(attribute_generation(causal, "the hat", max_new_tokens=2).scores, found.scores)
     assert verify((model, words), "some hat [MASK].", find_layers(model)[0]).passed
-    with pytest.raises(ArgumentError, match="comes without its tokenizer: pass it as tokenizer="):
+    with pytest.raises(ArgumentError, match="without its"):
         compare(model, words, SENTENCE)
-    with pytest.raises(ArgumentError, match=r"(?s)prompt is .*: pass a text"):
+    with pytest.raises(ArgumentError, match="prompt is of type"):
         attribute_generation(*causal, SENTENCE)
     for name in ({"a": "agreement"}, "agreement", ["agreement"], {"a": (model, words)}):
         (source,) = model_sources(name).values()
         loaded = source() if callable(source) else source
         assert type(loaded[0]) is type(model)
-    with pytest.raises(ArgumentError, match="cannot load the model 'no-such'"):
+    with pytest.raises(ArgumentError, match="model 'no-such'"):
         model_sources({"a": "no-such"})
 
 
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
-        (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config, so it is no model of transformers"),
-        (classifier(), "agreement", "tokenizer is of type str, .* pass the model's tokenizer"),
-        (3, None, "the model is of type int: pass the name of a folder or of a model"),
-        (nn.Linear(2, 2), None, "comes without its tokenizer: pass it as tokenizer="),
+        (nn.TransformerEncoderLayer(4, 2), tokenizer(), "has no config"),
+        (classifier(), "agreement", "of type str, "),
+        (3, None, "is of type int"),
+        (nn.Linear(2, 2), None, "without its token"),
     ],
 )
 def test_what_is_no_model_or_tokenizer_is_named(model: Any, words: Any, told: str) -> None:
@@ -125,7 +124,7 @@ def test_tasks_of_all_classes_of_transformers(mapping: str, task: str) -> None:
     assert {name: one for name, one in found.items() if one != task and (mapping, one) not in BY_CONFIG} == {}
 
 
-def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) -> None:
+def test_language_model_that_reads_images_is_explained_as_one(saved: Callable[..., str]) -> None:
     """Without an image, Llava is the Llama inside it."""
     words = load_model("causal")[1]
     config = transformers.LlamaConfig(vocab_size=len(words), **{**SIZE, "initializer_range": 0.02})
@@ -133,11 +132,10 @@ def test_language_model_that_reads_images_is_explained_as_one(tmp_path: Path) ->
     model = transformers.LlavaForConditionalGeneration(both).eval()
     inside = transformers.LlamaForCausalLM(config).eval()
     inside.model, inside.lm_head = model.model.language_model, model.lm_head
-    model.save_pretrained(tmp_path)
-    words.save_pretrained(tmp_path)
+    folder = saved(model, words)
     for method in ("value-zeroing", "attn-lrp"):
         expected = captum_vz.explain((inside, words), SENTENCE, method=method)
-        for given in ((model, words), str(tmp_path)):
+        for given in ((model, words), folder):
             found = captum_vz.explain(given, SENTENCE, method=method)
             assert dict(found.predictions) == pytest.approx(dict(expected.predictions))
             torch.testing.assert_close(found.scores, expected.scores)
@@ -155,7 +153,7 @@ def test_translations_and_tokens_that_a_model_adds() -> None:
     peft = pytest.importorskip("peft")
     model, words = load_model("causal")
     tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with pytest.raises(UnsupportedLayerError, match="reads 6 tokens, but the text has 3: it adds its own"):
+    with pytest.raises(UnsupportedLayerError, match="it adds its own"):
         captum_vz.explain(tuned, "the hat", tokenizer=words)
 
 
@@ -197,9 +195,7 @@ def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) 
     words = tokenizer()
     sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if config is transformers.XLNetConfig else SIZE
     model = kind(config(vocab_size=len(words), **sizes)).eval()
-    told = (
-        f"does not know the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
-    )
+    told = f"the head of {kind.__name__}: explain a number of its output with captum_vz.ValueZeroingEffect"
     with pytest.raises(ArgumentError, match=told):
         captum_vz.explain(model, SENTENCE, tokenizer=words)
     if kind in (transformers.DPRReader, transformers.ElectraForPreTraining):
@@ -213,7 +209,7 @@ def test_heads_that_are_not_known_are_named(kind: Any, config: Any, field: str) 
         assert captum_vz.explain(model, SENTENCE, tokenizer=words, method="value-zeroing").scores.any()
 
 
-def test_classifiers_of_two_texts(tmp_path: Path) -> None:
+def test_classifiers_of_two_texts(saved: Callable[..., str]) -> None:
     """Whether a sentence follows another one, and a CrossEncoder, which is the classifier inside it."""
     words = tokenizer()
     follows = bert(transformers.BertForNextSentencePrediction, num_labels=1)
@@ -226,13 +222,11 @@ def test_classifiers_of_two_texts(tmp_path: Path) -> None:
         torch.testing.assert_close(shown, captum_vz.ValueZeroingEffect(model).attribute(inputs, target=entry)[0])
     assert dict(found.predictions)["LABEL_0"] == pytest.approx(follows(**inputs).logits.softmax(-1)[0, 0].item())
     made = pytest.importorskip("sentence_transformers")
-    ranks.save_pretrained(tmp_path)
-    words.save_pretrained(tmp_path)
-    reranker = made.CrossEncoder(str(tmp_path), device="cpu", prompts={"query": "query: "})
+    reranker = made.CrossEncoder(saved(ranks, words), device="cpu", prompts={"query": "query: "})
     expected = captum_vz.explain(ranks, SENTENCE, "a hat", tokenizer=words)
     torch.testing.assert_close(captum_vz.explain(reranker, SENTENCE, "a hat").scores, expected.scores)
     reranker.default_prompt_name = "query"
-    with pytest.raises(ArgumentError, match="puts the prompt 'query: ' before its texts: write it"):
+    with pytest.raises(ArgumentError, match="puts the prompt"):
         captum_vz.explain(reranker, SENTENCE, "a hat")
 
 

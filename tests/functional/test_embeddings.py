@@ -38,9 +38,9 @@ def test_token_scores_of_half_precision(reduce: Any) -> None:
 @pytest.mark.parametrize(
     ("attributions", "reduce", "message"),
     [
-        (torch.zeros(2, 3), "sum", r"attributions is \(2, 3\)"),
-        (torch.zeros(2, 3, 4, 5), "l2", r"attributions is \(2, 3, 4, 5\)"),
-        ((torch.zeros(2, 3, 4),), "sum", "attributions is of type tuple"),
+        (torch.zeros(2, 3), "sum", r"is \(2, 3\)"),
+        (torch.zeros(2, 3, 4, 5), "l2", r"is \(2, 3, 4, 5\)"),
+        ((torch.zeros(2, 3, 4),), "sum", "of type tuple"),
         (torch.zeros(2, 3, 4), "mean", "reduce is 'mean'"),
     ],
 )
@@ -67,12 +67,12 @@ def test_to_embeddings_keeps_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("row", "inputs", "message"),
     [
-        (torch.rand(1, 4), torch.zeros(1, 4, dtype=torch.long), r"inputs is \(1, 4\) of torch.int64"),
-        (torch.rand(1, 4), torch.zeros(1, 4, 3, dtype=torch.long), r"inputs is \(1, 4, 3\) of torch.int64"),
-        (torch.rand(1, 4), [torch.zeros(1, 4, 3)], "inputs is of type list"),
-        (torch.rand(1, 4), (torch.zeros(1, 4, 3),) * 2, "inputs is a tuple of 2"),
+        (torch.rand(1, 4), torch.zeros(1, 4, dtype=torch.long), r"is \(1, 4\) of"),
+        (torch.rand(1, 4), torch.zeros(1, 4, 3, dtype=torch.long), r"is \(1, 4, 3\) of"),
+        (torch.rand(1, 4), [torch.zeros(1, 4, 3)], "of type list"),
+        (torch.rand(1, 4), (torch.zeros(1, 4, 3),) * 2, "is a tuple of 2"),
         (torch.rand(1, 5), torch.zeros(1, 4, 3), r"row is \(1, 5\)"),
-        (torch.rand(1, 4, 4), torch.zeros(1, 4, 3), r"row is \(1, 4, 4\): .* For a map"),
+        (torch.rand(1, 4, 4), torch.zeros(1, 4, 3), r"row is \(1, 4, 4\)"),
         ([0.5, 0.5], torch.zeros(1, 2, 3), "row is of type list"),
     ],
 )

@@ -80,19 +80,19 @@ def test_pool_half_precision() -> None:
 
 
 def test_pool_scores_that_differ_within_group() -> None:
-    with pytest.raises(ArgumentError, match="carry different scores"):
+    with pytest.raises(ArgumentError, match="different scores"):
         pool_groups(torch.tensor([[0.1, 0.2, 0.7]]), torch.tensor([[0, 0, 1]]))
 
 
 @pytest.mark.parametrize(
     ("scores", "groups", "message"),
     [
-        (torch.rand(2, 3, 3), torch.zeros(2, 4, dtype=torch.long), r"groups is \(2, 4\).*need \(1 or 2, 3\)"),
-        (torch.rand(2, 3, 3), torch.zeros(3, 3, dtype=torch.long), r"groups is \(3, 3\).*need \(1 or 2, 3\)"),
-        (torch.rand(2, 3, 3), torch.zeros(3, dtype=torch.long), r"groups is \(3,\).*need \(1 or 2, 3\)"),
-        (torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long), r"Expected a map .*, got \(2, 3, 4\)"),
-        (torch.rand(3), torch.zeros(1, 3, dtype=torch.long), r"Expected a map .*, got \(3,\)"),
-        (torch.rand(2, 3, 3), torch.zeros(2, 3), r"must be integers, got torch.float32"),
+        (torch.rand(2, 3, 3), torch.zeros(2, 4, dtype=torch.long), r"groups is \(2, 4\)"),
+        (torch.rand(2, 3, 3), torch.zeros(3, 3, dtype=torch.long), r"groups is \(3, 3\)"),
+        (torch.rand(2, 3, 3), torch.zeros(3, dtype=torch.long), r"groups is \(3,\)"),
+        (torch.rand(2, 3, 4), torch.zeros(2, 4, dtype=torch.long), r"got \(2, 3, 4\)"),
+        (torch.rand(3), torch.zeros(1, 3, dtype=torch.long), r"got \(3,\)"),
+        (torch.rand(2, 3, 3), torch.zeros(2, 3), "must be integers"),
     ],
 )
 def test_pool_wrong_arguments(scores: Tensor, groups: Tensor, message: str) -> None:

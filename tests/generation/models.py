@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from captum_vz import ValueZeroing
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from tests.reference.case import Case, Family
 from tests.reference.families import FAMILIES
@@ -70,7 +71,6 @@ def inputs_of(name: str, prompt: list[int], before: list[int]) -> dict[str, Tens
 
 
 def steps_of(name: str, prompt: list[int], new: list[int]) -> list[Case]:
-    """The model with the text of each step."""
     case = case_of(name)
     return [replace(case, inputs=inputs_of(name, prompt, new[:step])) for step in range(len(new))]
 
@@ -88,7 +88,9 @@ def naive_rows(name: str, prompt: list[int], new: list[int]) -> list[Tensor]:
     return rows
 
 
-def found_by(method: Any, name: str = "gpt2", prompt: Any = PROMPT, new: Any = NEW) -> GenerationAttribution:
+def found_by(
+    method: Any = ValueZeroing, name: str = "gpt2", prompt: Any = PROMPT, new: Any = NEW
+) -> GenerationAttribution:
     found: GenerationAttribution = attribute_generation(
         (case_of(name).model, tokenizer_of_words()), prompt, method, generated=new
     )
@@ -96,6 +98,5 @@ def found_by(method: Any, name: str = "gpt2", prompt: Any = PROMPT, new: Any = N
 
 
 def generate(name: str, prompt: list[int], **options: Any) -> Tensor:
-    """What `generate` returns for one prompt."""
     ids = torch.tensor([prompt])
     return case_of(name).model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import (
-    FeatureAblation,
-    LLMAttribution,
-    LLMAttributionResult,
-    TextTemplateInput,
-    TextTokenInput,
-)
+from captum.attr import FeatureAblation, LLMAttribution, LLMAttributionResult, TextTemplateInput, TextTokenInput
 from torch import Tensor, nn
 
 import captum_vz as vz
@@ -136,6 +130,7 @@ def test_models_of_captums_tests(kind: Any) -> None:
 
 ANNA: dict[str, Any] = {"target": "anna"}
 EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
+TWO = {"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
 
 
 @pytest.mark.all_cases
@@ -144,19 +139,14 @@ EFFECT = vz.ValueZeroingEffect(MODEL, LAYERS)
     [
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, gen_args={"max_new_tokens": 3}), "Pass one"),
         (lambda: maps().attribute(INPUTS["tokens"], **ANNA, _inspect_forward=print), "Pass None"),
-        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "layer 3 is out of range"),
-        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "n_samples was passed, but no input is"),
-        (
-            lambda: maps().attribute(
-                INPUTS["tokens"], gen_args={"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}
-            ),
-            "returned 2 texts",
-        ),
-        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves out"),
-        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves out"),
-        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "pass 'log_prob', 'prob' or None"),
-        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "explains no probability"),
-        (lambda: to_captum_llm(vz.ValueZeroing), "attr_method is of type type"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, layer=3), "3 is out of range"),
+        (lambda: maps().attribute(INPUTS["tokens"], **ANNA, n_samples=3), "but no input is"),
+        (lambda: maps().attribute(INPUTS["tokens"], gen_args=TWO), "returned 2 texts"),
+        (lambda: maps().attribute(TextTemplateInput(lambda a: a.upper(), ["anna"]), **ANNA), "changes or leaves"),
+        (lambda: maps().attribute(TextTemplateInput("the hat", ["anna"]), **ANNA), "changes or leaves"),
+        (lambda: LLMTokenMaps(EFFECT, TOKENS, attr_target="logit"), "'prob' or None"),
+        (lambda: LLMTokenMaps(vz.ValueZeroing(MODEL, LAYERS), TOKENS, attr_target="prob"), "no probability"),
+        (lambda: to_captum_llm(vz.ValueZeroing), "method is of type"),
         (lambda: gated_input(TEXT, TOKENS), "inp is of type str"),
     ],
 )
@@ -170,7 +160,7 @@ def test_foil_of_generated_tokens() -> None:
     found = LLMTokenMaps("value-zeroing-effect", TOKENS, model=MODEL).attribute(inp, **asked)
     expected = attribute_generation((MODEL, TOKENS), TEXT, "value-zeroing-effect", generated=TARGET, foil=asked["foil"])
     torch.testing.assert_close(found.token_attr, expected.scores[..., 0])
-    with pytest.raises(vz.ArgumentError, match=r"foil is .*, but ValueZeroing explains no output"):
+    with pytest.raises(vz.ArgumentError, match="explains no output"):
         maps().attribute(inp, **asked)
 
 

@@ -14,13 +14,11 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.testbed import load_model
 from tests.engine.parameters import CACHES
 from tests.generation.models import ENCODER_DECODER, NEW, PROMPT, case_of, generate, tokenizer_of_words
+from tests.reference.families import WHISPER_SIZE
 
 TEXT = "the pictures of some hat"
 IDS = [4, 5, 6, 7, 8]
-CHAT = [
-    {"role": "system", "content": "that anna likes"},
-    {"role": "user", "content": "some hat ."},
-]
+CHAT = [{"role": "system", "content": "that anna likes"}, {"role": "user", "content": "some hat ."}]
 
 
 def attribute(prompt: Any, *args: Any, name: str = "gpt2", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
@@ -64,7 +62,7 @@ def test_types_of_tokens(types: torch.Tensor) -> None:
     model = transformers.BertLMHeadModel(transformers.BertConfig(num_hidden_layers=1, is_decoder=True, **sizes)).eval()
     given = {"input_ids": torch.tensor([IDS]), "token_type_ids": types}
     if types.any():
-        with pytest.raises(ArgumentError, match="token_type_ids would change"):
+        with pytest.raises(ArgumentError, match="would change"):
             attribute_generation((model, None), given, ValueZeroing, 2)
     else:
         found = attribute_generation((model, None), given, ValueZeroing, 2)
@@ -139,7 +137,7 @@ def test_given_text_that_continues_a_word_is_told(recwarn: pytest.WarningsRecord
     found = attribute_generation((model, tokenizer), prompt, ValueZeroing, generated=" have upset anna.")
     assert found.generated.labels[0] == "have"
     assert not recwarn
-    with pytest.warns(UserWarning, match="continues the last word of the prompt, 'hathave': begin it with a space"):
+    with pytest.warns(UserWarning, match="continues the last"):
         found = attribute_generation((model, tokenizer), prompt, ValueZeroing, generated="have upset anna.")
     assert found.generated.labels[0] == "##h"
     assert attribute_generation((model, tokenizer), prompt, ValueZeroing, generated=".").generated.labels == (".",)
@@ -174,24 +172,24 @@ def test_roles_of_a_chat_are_sections() -> None:
         ([], {}, "prompt is \\[\\]"),
         (5, {}, "prompt is 5"),
         ([1.5], {}, "prompt is 1.5"),
-        (torch.rand(1, 4), {}, "tensor \\(1, 4\\) of torch.float32"),
+        (torch.rand(1, 4), {}, r"tensor \(1, 4\) of"),
         ({"role": "user", "content": "a"}, {}, "prompt is \\{"),
-        ([0, 0, *IDS], {}, "begins with 2 tokens of padding"),
-        ([[*IDS, 0], [*IDS, 5]], {}, "Prompt 0 ends with 1 tokens of padding"),
-        (IDS, {"prompt_length": 6}, "prompt_length is 6, but there are 5 tokens"),
+        ([0, 0, *IDS], {}, "with 2 tokens of"),
+        ([[*IDS, 0], [*IDS, 5]], {}, "ends with 1 tokens"),
+        (IDS, {"prompt_length": 6}, "prompt_length is 6"),
         (IDS, {"prompt_length": 5}, "has no new tokens"),
         (TEXT, {"prompt_length": 2}, "describe token ids"),
         (IDS, {"prompt_length": 3, "generated": NEW}, "Pass one"),
         (IDS, {"generated": []}, "has no new tokens"),
         (IDS, {"generated": NEW, "do_sample": True}, "leave out do_sample"),
-        ([IDS, PROMPT], {"generated": "a"}, "1 entries for 2 prompts"),
-        (torch.tensor([IDS]), {"attention_mask": torch.ones(1, 3)}, "attention_mask is \\(1, 3\\)"),
+        ([IDS, PROMPT], {"generated": "a"}, "1 entries for 2"),
+        (torch.tensor([IDS]), {"attention_mask": torch.ones(1, 3)}, r"mask is \(1, 3\)"),
         (torch.tensor([IDS]), {"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "hides tokens inside"),
         (torch.tensor([IDS]), {"attention_mask": torch.zeros(1, 5)}, "hides all tokens"),
-        (IDS, {"inputs_embeds": torch.rand(1, 5, 32)}, "inputs_embeds would change"),
-        (IDS, {"position_ids": torch.arange(5)[None]}, "position_ids would change"),
-        ({"input_ids": IDS, "position_ids": [0, 1, 2, 0, 1]}, {}, "position_ids would change"),
-        ({"input_ids": IDS, "token_type_ids": [0] * 5}, {"generated": NEW}, "token_type_ids would change"),
+        (IDS, {"inputs_embeds": torch.rand(1, 5, 32)}, "embeds would change"),
+        (IDS, {"position_ids": torch.arange(5)[None]}, "ids would change"),
+        ({"input_ids": IDS, "position_ids": [0, 1, 2, 0, 1]}, {}, "ids would change"),
+        ({"input_ids": IDS, "token_type_ids": [0] * 5}, {"generated": NEW}, "ids would change"),
     ],
 )
 def test_wrong_prompt_is_refused(prompt: Any, options: dict[str, Any], message: str) -> None:
@@ -236,14 +234,9 @@ def qwen() -> tuple[Any, dict[str, Any]]:
 
 
 def whisper() -> tuple[Any, dict[str, Any]]:
-    sizes = {"d_model": 16, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 70, "num_mel_bins": 8}
-    layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    marks: dict[str, Any] = {"decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    silent: dict[str, Any] = {"suppress_tokens": [], "begin_suppress_tokens": [], "max_source_positions": 10}
-    model = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(**sizes, **layers, **marks, **silent, max_target_positions=30)
-    )
-    return model, {"input_features": torch.randn(1, 8, 20)}
+    sizes: dict[str, Any] = WHISPER_SIZE | {"max_source_positions": 10, "max_target_positions": 30}
+    config = transformers.WhisperConfig(**sizes, suppress_tokens=[], begin_suppress_tokens=[])
+    return transformers.WhisperForConditionalGeneration(config), {"input_features": torch.randn(1, 8, 20)}
 
 
 def captions() -> tuple[Any, dict[str, Any]]:
@@ -300,15 +293,15 @@ def test_placeholder_that_the_model_writes() -> None:
     with torch.no_grad():
         model.lm_head.weight[IMAGE] = 100 * model(**given, output_hidden_states=True).hidden_states[-1][0, -1]
     pixels = given.pop("pixel_values")
-    with pytest.warns(UserWarning, match="writes again, with suppress_tokens=\\[59\\]"):
+    with pytest.warns(UserWarning, match=r"_tokens=\[59\]"):
         found = attribute_generation((model.eval(), None), given["input_ids"], ValueZeroing, 2, pixel_values=pixels)
     assert IMAGE not in found.generated.ids
-    with pytest.raises(ArgumentError, match="takes no pixel_values: leave it out"):
+    with pytest.raises(ArgumentError, match="takes no pixel"):
         attribute_generation("causal", "the hat", ValueZeroing, 2, pixel_values=pixels)
-    with pytest.raises(ArgumentError, match="prompt has pixel_values, but no input_ids"):
+    with pytest.raises(ArgumentError, match="but no input_ids"):
         attribute_generation((model, None), {"pixel_values": pixels}, ValueZeroing, 2)
     several = given["input_ids"].repeat(2, 1)
-    with pytest.raises(ArgumentError, match="pixel_values need a call for each prompt, but there are 2"):
+    with pytest.raises(ArgumentError, match="call for each"):
         attribute_generation((model, None), several, ValueZeroing, 2, pixel_values=pixels)
 
 
@@ -348,5 +341,5 @@ def test_frames_are_drawn_below_the_sound() -> None:
     with pytest.raises(ArgumentError, match="pass step="):
         found.plot(over=torch.randn(3200))
     found = attribute_generation("causal", "the pictures of some hat", max_new_tokens=1)
-    with pytest.raises(ArgumentError, match="the prompt has no tokens of an image or a sound"):
+    with pytest.raises(ArgumentError, match="tokens of an image"):
         found.plot(over=torch.rand(3, 8, 8))

@@ -15,6 +15,7 @@ from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.result.words import TokenText
 from captum_vz.testbed import load_model
 from tests.explaining.models import byte_tokenizer
+from tests.generation import models
 from tests.generation.models import PROMPT, case_of, steps_of, tokenizer_of_words
 from tests.reference.naive import value_zeroing_of_run
 
@@ -22,13 +23,7 @@ TEXT = "<bos> the woman 's theater , that anna likes . has upset the doctor"
 NEW = [41, 12, 30]
 
 
-def found_by(method: Any = vz.ValueZeroing, name: str = "gpt2", prompt: Any = TEXT) -> GenerationAttribution:
-    model, tokenizer = case_of(name).model, tokenizer_of_words()
-    found: GenerationAttribution = attribute_generation((model, tokenizer), prompt, method, generated=NEW)
-    return found
-
-
-# Masks
+found_by = partial(models.found_by, prompt=TEXT, new=NEW)
 
 
 def masked(found: GenerationAttribution, *kinds: Any) -> list[str]:
@@ -47,7 +42,7 @@ def test_kinds_of_masks() -> None:
     assert masked(found, "special", "punctuation", ["Anna", " likes "]) == ["<bos>", ",", "anna", "likes", "."]
     found = found_by(prompt="Of the hat $")
     assert (masked(found, "stop"), masked(found, "punctuation")) == (["Of", "the"], ["$"])
-    with pytest.raises(vz.ArgumentError, match="'verbs' is no kind of token"):
+    with pytest.raises(vz.ArgumentError, match="no kind of token"):
         found.mask("verbs")
 
 
@@ -64,9 +59,6 @@ def test_pieces_and_tokens_of_several_words_are_one_word() -> None:
     text = TokenText.of(tokenizer, ids)
     assert text.word_texts == ("the", "pictures", "of some hat", "[MASK]", "scaring marcus", ".")
     assert text.words == tuple(range(6))
-
-
-# Groups
 
 
 def test_words_clauses_and_sentences() -> None:
@@ -122,7 +114,6 @@ def test_joint_groups_of_a_rollout() -> None:
 
 
 def test_groups_without_a_joint_form() -> None:
-    """The feature mask of a step ends where the text of the step ends."""
     model = case_of("gpt2").model
     found = found_by(partial(vz.AttentionRollout, per_receptive_field=True), prompt=PROMPT).grouped([(1, 3)])
     method = vz.AttentionRollout(model, vz.find_layers(model), per_receptive_field=True)
@@ -142,25 +133,25 @@ def test_groups_without_a_joint_form() -> None:
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_groups_of_a_source(name: str) -> None:
-    whole = found_by(vz.LayerAttention, name, PROMPT)
+    whole = found_by(vz.LayerAttention, name, prompt=PROMPT)
     found = whole.grouped("sections")
     assert found.prompt.labels == ("source", "decoder")
     torch.testing.assert_close(found.scores[:, 0], whole.scores[:, :5].sum(1))
     assert not found.scores[:, 1].any()
-    assert found_by(vz.ValueZeroingEffect, name, PROMPT).grouped([(0, 2)]).scores.shape == (3, 5, 1)
+    assert found_by(vz.ValueZeroingEffect, name, prompt=PROMPT).grouped([(0, 2)]).scores.shape == (3, 5, 1)
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"layer": 3}, "layer 3 is out of range: the model has 3"),
-        ({"mask": torch.zeros(14)}, "mask is \\(14,\\) of torch.float32"),
+        ({"layer": 3}, "3 is out of range"),
+        ({"mask": torch.zeros(14)}, r"mask is \(14,\) of"),
         ({"mask": torch.ones(14, dtype=torch.bool)}, "leaves out all"),
         ("sections", "no sections"),
         ("lines", "by is 'lines'"),
         ([(0, 3), (2, 5)], "overlaps"),
         ([[0, 1, 2]], "pairs of positions"),
-        ([(3, 3)], "0 <= start < stop <= 14"),
+        ([(3, 3)], "start < stop <= 14"),
         ({"end": (3, 99)}, "The span end is"),
     ],
 )
@@ -168,9 +159,6 @@ def test_wrong_groups_and_pictures_are_refused(asked: Any, message: str) -> None
     found = found_by()
     with pytest.raises(vz.ArgumentError, match=message):
         found.plot(**asked) if isinstance(asked, dict) and "end" not in asked else found.grouped(asked)
-
-
-# Tables and files
 
 
 def test_pandas_has_all_scores() -> None:
@@ -223,9 +211,6 @@ def test_captums_result_without_the_mask() -> None:
     assert not result.token_attr[:, mask].any()
     expected = found.scores[..., 0].masked_fill(mask, 0)
     torch.testing.assert_close(result.token_attr, expected / expected.sum(1, keepdim=True))
-
-
-# Pictures
 
 
 def drawn(figure: Any) -> Tensor:

@@ -20,15 +20,22 @@ TEXT, TARGET = "the woman likes anna", "has upset"
 TEMPLATE = TextTemplateInput("the {} likes {}", ["woman", "anna"])
 
 
-class Minimal:
-    """Captum's `TokenizerLike`, over the words of another tokenizer."""
+class Least:
+    """`encode` of a text and `decode` of ids, over the words of another tokenizer, and no more."""
 
-    def encode(self, text: str, add_special_tokens: Any = None, return_tensors: Any = None) -> Any:
-        ids = FAST.encode(text, add_special_tokens=False)
-        return torch.tensor([ids]) if return_tensors else ids
+    def encode(self, text: str) -> Any:
+        return FAST.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Tensor) -> str:
         return " ".join(FAST.convert_ids_to_tokens(index) for index in token_ids.tolist())
+
+
+class Minimal(Least):
+    """Captum's `TokenizerLike`."""
+
+    def encode(self, text: str, add_special_tokens: Any = None, return_tensors: Any = None) -> Any:
+        ids = super().encode(text)
+        return torch.tensor([ids]) if return_tensors else ids
 
     def convert_ids_to_tokens(self, token_ids: Any) -> Any:
         return FAST.convert_ids_to_tokens(token_ids)
@@ -65,7 +72,7 @@ def test_text_of_lesser_tokenizers() -> None:
     )
     torch.testing.assert_close(found.token_attr, expected.token_attr)
     assert len(found.token_attr) == 1
-    with pytest.raises(ArgumentError, match="'has upset' is 2 tokens of Least: pass token ids"):
+    with pytest.raises(ArgumentError, match="2 tokens of Least"):
         LLMTokenMaps(ValueZeroingRollout(MODEL), Least()).attribute(inp, target=TARGET, skip_tokens=[TARGET])
 
 
@@ -80,7 +87,7 @@ def test_ids_without_a_tokenizer() -> None:
     assert maps.attribute(TextTokenInput(TEXT, Minimal()), target=torch.tensor(new)).token_attr.shape == (2, len(ids))
     generated = attribute_generation((MODEL, None), ids, ValueZeroing, max_new_tokens=2)
     assert len(generated.generated.ids) == 2
-    with pytest.raises(ArgumentError, match="tokenizer is None, but 'the woman likes anna' is a text"):
+    with pytest.raises(ArgumentError, match="is None, but 'the"):
         attribute_generation((MODEL, None), TEXT, ValueZeroing)
 
 
@@ -103,20 +110,10 @@ def test_template_of_a_tokenizer_of_bytes_and_tokens_that_do_not_spell() -> None
         def decode(self, token_ids: Tensor) -> str:
             return "?".join(str(index) for index in token_ids.tolist())
 
-    with pytest.raises(ArgumentError, match=r"Other has no offsets of its tokens, and they spell .* Pass a fast"):
+    with pytest.raises(ArgumentError, match="Pass a fast"):
         LLMTokenMaps(ValueZeroingRollout(MODEL), Other()).attribute(TEMPLATE, target=TARGET)
-    with pytest.raises(ArgumentError, match="tokenizer is of type dict"):
+    with pytest.raises(ArgumentError, match="of type dict"):
         attribute_generation((MODEL, {}), TEXT, ValueZeroing)
-
-
-class Least:
-    """`encode` of a text and `decode` of ids, and no more."""
-
-    def encode(self, text: str) -> list[int]:
-        return FAST.encode(text, add_special_tokens=False)
-
-    def decode(self, ids: Tensor) -> str:
-        return " ".join(FAST.convert_ids_to_tokens(index) for index in ids.tolist())
 
 
 # Contexts
@@ -166,15 +163,15 @@ def test_cues_are_of_the_context(name: str, method: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *((one, "adds no tokens before the text") for one in (("", SHORT), (" ", SHORT), (BEFORE, ""))),
-        ((5, SHORT), "context is of type int: pass a text"),
-        ((BEFORE, None), "text is of type NoneType: pass a text"),
-        ((BEFORE, SHORT, "value-zeroing"), "explains no output: pass one that does"),
+        *((one, "adds no tokens") for one in (("", SHORT), (" ", SHORT), (BEFORE, ""))),
+        ((5, SHORT), "context is of type"),
+        ((BEFORE, None), "of type NoneType"),
+        ((BEFORE, SHORT, "value-zeroing"), "explains no output"),
     ],
 )
 def test_wrong_arguments(given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         context_reliance("causal", *given)
     # The texts would be compared without the image.
-    with pytest.raises(ArgumentError, match="compares two texts: leave pixel_values out"):
+    with pytest.raises(ArgumentError, match="compares two texts"):
         context_reliance("causal", BEFORE, SHORT, pixel_values=torch.zeros(1, 3, 8, 8))

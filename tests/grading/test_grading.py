@@ -152,11 +152,11 @@ def test_files_that_are_no_lessons(tmp_path: Path) -> None:
     for name, text, words in (
         ("text", "no notebook", "is no notebook"),
         ("list", json.dumps({"cells": 3}), "is no notebook"),
-        ("plain", nbformat.writes(new_notebook(cells=[new_code_cell("1 + 1")])), "has no cell tagged 'solution'"),
+        ("plain", nbformat.writes(new_notebook(cells=[new_code_cell("1 + 1")])), "tagged 'solution'"),
     ):
         (tmp_path / name).write_text(text, "utf-8")
         with pytest.raises(ArgumentError, match=words):
             write_student_copy(tmp_path / name, tmp_path / "copy")
-    with pytest.raises(ArgumentError, match="there is no notebook"):
+    with pytest.raises(ArgumentError, match="no notebook"):
         write_student_copy(tmp_path / "none", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BartConfig, BartModel
 
 from captum_vz import LayerAttention, ValueZeroing, ValueZeroingEffect, find_layers
 from captum_vz.functional import cosine_distance, normalize_rows
 from captum_vz.testbed import load_model
 from captum_vz_lessons import check
-from tests.grading import assert_named
+from tests.generation.models import case_of
+from tests.grading import assert_graded
 
 MASK = 6
 MODEL, TOKENIZER = load_model()
@@ -77,7 +77,7 @@ def test_mistakes_in_rows_are_named(distances: Tensor) -> None:
         "these are percentages": 100 * right[MASK],
         "the sign is wrong": -right[MASK],
     }
-    assert_named(graded_row, rows)
+    assert_graded(graded_row, rows)
 
 
 def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
@@ -89,7 +89,7 @@ def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
         "Divide each row by its sum": distances,
         "Euclidean": scores_of(ValueZeroing, -1, distance="euclidean"),
     }
-    assert_named(graded_map, maps)
+    assert_graded(graded_map, maps)
     right = normalize_rows(distances)[MASK]
     verdict = graded_row(right + 0.25 * (torch.arange(11) == 4))
     assert verdict.mistake is None
@@ -100,17 +100,10 @@ def test_mistakes_in_maps_are_named(distances: Tensor) -> None:
     assert "compute in float64" in graded_row(right + 1e-4).message
 
 
-def bart(layers: int) -> BartModel:
-    torch.manual_seed(0)
-    parts = {"layers": layers, "ffn_dim": 32, "attention_heads": 2}
-    size: Any = {f"{stack}_{name}": value for name, value in parts.items() for stack in ("encoder", "decoder")}
-    return BartModel(BartConfig(vocab_size=30, d_model=16, **size)).eval()
-
-
 def test_cross_map_and_its_mistakes() -> None:
-    model = bart(2)
+    model = case_of("bart", torch.float32).model
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
-    first, last = find_layers(model, "decoder")
+    first, *_, last = find_layers(model, "decoder")
 
     def scores(layer: nn.Module, **options: Any) -> Tensor:
         return ValueZeroing(model, layer, **options).attribute(inputs)[0]
@@ -125,18 +118,16 @@ def test_cross_map_and_its_mistakes() -> None:
         "layer 0": scores(first, attention="cross"),
     }
     graded = partial(check.value_zeroing, inputs=inputs, model=model, attention="cross")
-    assert graded(right)
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, right)
 
 
 def test_source_that_is_read_and_its_mistakes() -> None:
-    model = bart(1)
+    model = case_of("bart", torch.float32).model
     inputs = {"input_ids": torch.tensor([[5, 5, 5, 5]]), "decoder_input_ids": torch.tensor([[2, 9, 10]])}
     scores: Any = ValueZeroing(model, find_layers(model, "decoder")[-1], attention="cross").attribute(inputs)
     best = int(scores[0, 1].argmax())
     graded = partial(check.source_read, model=model, inputs=inputs, row=1)
-    assert graded(best)
-    assert_named(graded, {"holds the same token": (best + 1) % 4})
+    assert_graded(graded, {"holds the same token": (best + 1) % 4}, best)
     assert not graded(7)
 
 
@@ -152,11 +143,11 @@ def test_effect_and_its_mistakes() -> None:
     graded = partial(check.effect, inputs=ENCODING, model=MODEL, target=target)
     assert graded(right), graded(right)
     wrong = {"sign is wrong": -right, "sign is lost": right.abs(), "last layer only": clean - logits(layers[-1:])}
-    assert_named(graded, wrong | {"numbers without each value": logits(layers)})
+    assert_graded(graded, wrong | {"numbers without each value": logits(layers)})
     groups = torch.tensor([[0, 1, 1, 3, 4, 5, 6, 7, 8, 9, 10]])
     joint = ValueZeroingEffect(MODEL, list(layers)).attribute(ENCODING, target=target, feature_mask=groups)
     assert graded(joint, together=[1, 2])
-    assert_named(partial(graded, together=[1, 2]), {"one at a time": right})
+    assert_graded(partial(graded, together=[1, 2]), {"one at a time": right})
 
 
 def test_one_head_of_a_torch_layer() -> None:
@@ -166,5 +157,4 @@ def test_one_head_of_a_torch_layer() -> None:
     hidden = torch.randn(1, 6, 16, dtype=torch.float64)
     graded = partial(check.value_zeroing, inputs=hidden, model=model)
     right, wrong = (ValueZeroing(model, model.layers[-1], heads=one).attribute(hidden)[0] for one in (None, [0]))
-    assert graded(right)
-    assert_named(graded, {"one head only": wrong})
+    assert_graded(graded, {"one head only": wrong}, right)

@@ -12,7 +12,7 @@ from captum_vz.metrics import cue_average_precision
 from captum_vz.metrics import kendall as package_kendall
 from captum_vz_lessons import MIME_TYPE, check
 from captum_vz_lessons.check.verdict import GOES_ON, Verdict, judge
-from tests.grading import assert_named
+from tests.grading import assert_graded
 
 
 def random_maps(layers: int, tokens: int) -> list[Tensor]:
@@ -29,7 +29,7 @@ def test_rollout_and_its_mistakes() -> None:
     halves = [(each[0] + eye) / 2 for each in maps]
     with_residual = halves[2] @ halves[1] @ halves[0]
     graded, with_half = partial(check.rollout, maps=maps), partial(check.rollout, maps=maps, residual=0.5)
-    assert graded(right) and graded(right[2], token=2) and with_half(with_residual)
+    assert graded(right[2], token=2)
     wrong = {
         "wrong order": one @ two @ three,
         "swapped": right.mT,
@@ -41,8 +41,9 @@ def test_rollout_and_its_mistakes() -> None:
         "swapped in each map": three.mT @ two.mT @ one.mT,
         "does not ask for": with_residual,
     }
-    assert_named(graded, wrong)
-    assert_named(with_half, {"is forgotten": right, "halved": right / 8, "to each map": (right + eye) / 2})
+    assert_graded(graded, wrong, right)
+    wrong = {"is forgotten": right, "halved": right / 8, "to each map": (right + eye) / 2}
+    assert_graded(with_half, wrong, with_residual)
 
 
 def test_layer_products_and_their_mistakes() -> None:
@@ -50,7 +51,6 @@ def test_layer_products_and_their_mistakes() -> None:
     relevance = torch.tensor([3.0, -1, 2, 1, 5])
     right = (rows[:, 2] * 2 + rows[:, 3]) / 3
     graded = partial(check.layer_products, rows=rows, relevance=relevance)
-    assert graded(right)
     wrong = {
         "the first token counts": rows @ torch.tensor([3.0, 0, 2, 1, 0]).double() / 6,
         "the explained token counts": rows @ torch.tensor([0.0, 0, 2, 1, 5]).double() / 8,
@@ -60,14 +60,13 @@ def test_layer_products_and_their_mistakes() -> None:
         "divide the relevances": right * 3,
         "one token": rows[:, 2],
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, right)
 
 
 def test_generation_slice_and_its_mistakes() -> None:
     maps = [one.tril() for one in random_maps(3, 7)]
     whole, m = torch.stack([one[0] for one in maps], -1), 4
     graded = partial(check.generation_slice, maps=maps, prompt_length=m)
-    assert graded(whole[3:, :4])
     wrong = {
         "one too late": whole[m:, :m],
         "one too early": whole[m - 2 :, :m],
@@ -77,7 +76,7 @@ def test_generation_slice_and_its_mistakes() -> None:
         "layers are the first axis": whole[m - 1 :, :m].movedim(-1, 0),
         "swapped": whole[:m, m - 1 :],
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, whole[3:, :4])
 
 
 def test_neighbors_and_their_mistakes() -> None:
@@ -89,7 +88,6 @@ def test_neighbors_and_their_mistakes() -> None:
         return torch.tensor(sums).mean(1)
 
     near, graded = mean((0, -1), (0, 1)), partial(check.neighbor_share, maps=maps, words=words)
-    assert graded(near)
     wrong = {
         "word itself": near + mean((0, 0)),
         "before the word": mean((0, -1)),
@@ -98,16 +96,15 @@ def test_neighbors_and_their_mistakes() -> None:
         "sum over the words": near * 3,
         "mean of the two": near / 2,
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, near)
 
 
 def test_pairs_and_their_mistakes() -> None:
-    assert pair_share(lambda maps, one, other: [(each[one, other] + each[other, one]) / 2 for each in maps])
     wrong = {
         "one direction": lambda maps, one, other: maps[:, other, one],
         "sum": lambda maps, one, other: maps[:, one, other] + maps[:, other, one],
     }
-    assert_named(pair_share, wrong)
+    assert_graded(pair_share, wrong, lambda maps, one, other: [(a[one, other] + a[other, one]) / 2 for a in maps])
 
 
 def test_share_of_a_path_and_its_mistakes() -> None:
@@ -125,24 +122,20 @@ def test_share_of_a_path_and_its_mistakes() -> None:
         "swapped": one[1, 2] * two[2, 4],
         "first step": two[2, 1] * one[4, 2],
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong)
 
 
 def by_order(scores: Tensor, cues: Tensor) -> float:
     """Average precision as it is often written: ties go to the token that comes first."""
-    hits, total = 0, 0.0
-    for place, j in enumerate(sorted(range(len(scores)), key=lambda j: -scores[j].item()), start=1):
-        if cues[j]:
-            hits += 1
-            total += hits / place
-    return total / hits
+    hits = cues[scores.argsort(descending=True, stable=True)]
+    precisions = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
+    return precisions[hits].mean().item()
 
 
 def test_average_precision_and_its_mistakes() -> None:
     def right(scores: Tensor, cues: Tensor) -> Tensor:
         return cue_average_precision(scores[None], cues[None])[0]
 
-    assert check.average_precision(right)
     wrong: dict[str, Any] = {
         "ties": by_order,
         "ties.": lambda scores, cues: right(scores + 1e-6 * cues, cues),
@@ -151,7 +144,7 @@ def test_average_precision_and_its_mistakes() -> None:
         "reciprocal rank": lambda s, c: 1 / (1 + c[s.argsort(descending=True, stable=True)].int().argmax()),
         "mean score": lambda scores, cues: scores[cues].mean(),
     }
-    assert_named(check.average_precision, wrong)
+    assert_graded(check.average_precision, wrong, right)
 
 
 def test_kendall_and_its_mistakes() -> None:
@@ -159,9 +152,8 @@ def test_kendall_and_its_mistakes() -> None:
         upper = torch.ones(len(a), len(a)).triu(1).bool()
         return ((a[:, None] - a).sign() * (b[:, None] - b).sign())[upper].double()
 
-    assert check.kendall(lambda a, b: package_kendall(a[None], b[None])[0])
     wrong = {"ties": lambda a, b: pairs(a, b).mean(), "not subtracted": lambda a, b: (pairs(a, b) > 0).double().mean()}
-    assert_named(check.kendall, wrong)
+    assert_graded(check.kendall, wrong, lambda a, b: package_kendall(a[None], b[None])[0])
 
 
 @pytest.mark.parametrize("grade", [check.average_precision, check.kendall, check.attention, pair_share])
@@ -184,7 +176,6 @@ def test_attention_and_its_mistakes() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, scale: float = 0.5, axis: int = -1) -> Tensor:
         return (q @ k.T * scale).softmax(axis) @ v
 
-    assert check.attention(attention)
     wrong: dict[str, Any] = {
         "square root of d": partial(attention, scale=1),
         "divided by d": partial(attention, scale=0.25),
@@ -194,7 +185,7 @@ def test_attention_and_its_mistakes() -> None:
         "multiplied by": partial(attention, scale=2),
         "after the softmax": lambda q, k, v: attention(q, k, v, 1) / 2,
     }
-    assert_named(check.attention, wrong)
+    assert_graded(check.attention, wrong, attention)
 
 
 def test_verified_model_and_refused_model() -> None:
@@ -226,38 +217,33 @@ def test_deletion_and_its_mistakes() -> None:
         return found
 
     graded = partial(check.deletion, predict=predict, scores=scores, counts=range(4))
-    assert graded(curve)
-    assert graded(graded(lambda values: ...).answer)
     wrong = {
         "lowest scores": lambda values: curve(-values),
         "one token is deleted at a time": partial(curve, alone=True),
         "one token too many": partial(curve, shift=1),
         "differences": lambda values: [1 - one for one in curve(values)],
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, curve, graded(lambda values: ...).answer)
 
 
 def test_patches_and_copies_and_their_mistakes() -> None:
     graded = partial(check.patch_token, row=6, column=2, patch=2, side=4)
     patches = torch.arange(16).reshape(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-    assert graded(patches[6, 2] + 1)
     wrong: dict[str, Any] = {
         "[CLS] is token 0": patches[6, 2],
         "swapped": patches[2, 6] + 1,
         "these are pixels": 1 + 6 * 8 + 2,
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, patches[6, 2] + 1)
     source = torch.randint(3, 20, (40, 6), generator=torch.Generator().manual_seed(0))
     graded = partial(check.copied_from, source=source, written=source.flip(1))
-    assert graded([5, 4, 3, 2, 1, 0])
     wrong = {"that of the source": range(6), "from 0": [6, 5, 4, 3, 2, 1], "written next": [0, 5, 4, 3, 2, 1]}
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, [5, 4, 3, 2, 1, 0])
     ids, weights = torch.tensor([[3, 5, 7, 9]]), torch.tensor([1.0, 0.5, 0.25, -1.0])
     graded = partial(check.blank_out, predict=lambda batch: (batch * weights).sum(1), ids=ids, replacement=0)
     right = (ids * weights)[0]  # what a token adds to a sum is what its replacement by 0 takes away
-    assert graded(right)
     wrong = {"sign": -right, "these are predictions": right.sum() - right, "stay replaced": right.cumsum(0)}
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, right)
 
 
 def test_centers_of_frames_and_their_mistakes() -> None:
@@ -269,8 +255,6 @@ def test_centers_of_frames_and_their_mistakes() -> None:
     ends = torch.stack([row.nonzero().flatten()[[0, -1]].double() for row in seen[:frames]])
     centers, steps = ends.mean(1), torch.arange(frames)
     graded = partial(check.frame_centers, kernels=kernels, strides=strides, frames=frames)
-    assert graded(centers)
-    assert graded(centers.tolist())
     wrong = {
         "does not begin at sample 0": centers - centers[0],
         "last samples": ends[:, 1],
@@ -279,7 +263,7 @@ def test_centers_of_frames_and_their_mistakes() -> None:
         "multiply them by the strides": 4.5 + 3.5 + 1.5 + 80 * steps,
         "(k - 1) / 2": 5 + 4 * 5 + 2 * 20 + 80 * steps,
     }
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, centers, centers.tolist())
 
 
 def test_rates_and_shares_and_their_mistakes() -> None:
@@ -293,24 +277,21 @@ def test_rates_and_shares_and_their_mistakes() -> None:
         "the number of all": 2 / 5,
         "number of examples": 2,
     }
-    assert_named(graded, wrong | {"missed": 1 / 3})
+    assert_graded(graded, wrong | {"missed": 1 / 3})
     scores = torch.tensor([[4.0, 2.0, 2.0], [1.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
     places = torch.tensor([[0, 1], [1, 2], [2, 1]])
     right = (0.5 + 0.5 + 0.75) / 3, (0.75 + 0.75 + 1) / 3
     graded = partial(check.place_shares, scores=scores, places=places)
-    assert graded(right)
-    assert graded([torch.tensor(one) for one in right])
     means = (0.5 + 0.25 + 0.25) / 3, (0.25 + 0.5 + 0.75) / 3
     wrong = {"other order": right[::-1], "Add up the shares": (right[0], right[1] / 2)}
     wrong |= {"divide each row": ((4 + 2 + 3) / 3, (6 + 3 + 4) / 3), "largest of each": (max(means), right[1])}
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, right, [torch.tensor(one) for one in right])
     scores = torch.rand(4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 6
     hidden, row = [True, True, False, True, True, False], scores[0, :, 2]
     graded = partial(check.hidden_share, scores=scores, hidden=hidden, step=0, layer=-1)
-    assert graded(row[hidden].sum())
     wrong = {"that the mask shows": row[2] + row[5], "numbers of tokens": 4 / 6, "this is the mean": row[hidden].mean()}
     wrong |= {"this is layer 1": scores[0, hidden, 1].sum(), "generated token 2": scores[2, hidden, 2].sum()}
-    assert_named(graded, wrong)
+    assert_graded(graded, wrong, row[hidden].sum())
 
 
 # Verdicts

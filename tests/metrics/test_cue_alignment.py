@@ -57,7 +57,7 @@ def test_rows_without_an_answer() -> None:
     assert metrics.cue_dot_product(scores, cues).isnan().tolist() == [True, True, False, False]
     assert metrics.cue_average_precision(scores, cues).isnan().tolist() == [True, True, False, False]
     assert metrics.cue_dot_product(scores, cues, torch.ones(1, 2)).isnan().tolist() == [True, True, False, True]
-    with pytest.raises(ArgumentError, match=r"scores has negative values, .* take absolute values first"):
+    with pytest.raises(ArgumentError, match="negative values"):
         metrics.cue_dot_product(torch.tensor([[0.5, -0.5, 1, 0, 0]]), CUES, torch.ones(1, 5))
     scores, cues = torch.tensor([[0.2, torch.nan, 0.1]]), torch.tensor([[True, False, False]])
     assert metrics.cue_reciprocal_rank(scores, cues).isnan().all()
@@ -68,21 +68,19 @@ def test_rows_without_an_answer() -> None:
     scores = torch.tensor([[3.0, torch.inf, 2.0, -torch.inf, 1.0]])
     ranks, cues = torch.tensor([[4.0, 5.0, 3.0, 1.0, 2.0]]), torch.tensor([[True, False, False, True, False]])
     for keep in (None, torch.ones(1, 5), torch.tensor([[1, 1, 0, 1, 1]])):
-        assert (
-            metrics.cue_average_precision(scores, cues, keep).item()
-            == metrics.cue_average_precision(ranks, cues, keep).item()
-        )
+        one, other = (metrics.cue_average_precision(each, cues, keep).item() for each in (scores, ranks))
+        assert one == other
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.zeros(5), CUES), r"scores is \(5,\) of torch.float32: pass a tensor \(batch, tokens\)"),
-        ((torch.zeros(1, 4), CUES), r"cues is \(1, 5\) of torch.bool: pass booleans .* of shape \(1, 4\)"),
+        ((torch.zeros(5), CUES), r"scores is \(5,\)"),
+        ((torch.zeros(1, 4), CUES), r"cues is \(1, 5\) of"),
         ((torch.zeros(1, 5), torch.tensor([[1, 3]])), r"cues is \(1, 2\)"),
-        ((torch.zeros(1, 5), torch.full((1, 5), 2)), r"cues is \(1, 5\) of torch.int64: pass booleans \(or 0 and 1\)"),
-        ((torch.zeros(1, 5), CUES, ~CUES), "keep drops a token that is a cue"),
-        ((torch.zeros(1, 5), CUES, [1]), "keep is of type list"),
+        ((torch.zeros(1, 5), torch.full((1, 5), 2)), "torch.int64: pass"),
+        ((torch.zeros(1, 5), CUES, ~CUES), "token that is a cue"),
+        ((torch.zeros(1, 5), CUES, [1]), "keep is of type"),
     ],
 )
 @pytest.mark.parametrize("measure", [metrics.cue_dot_product, metrics.cue_average_precision])
@@ -190,9 +188,9 @@ def test_overlap_with_ties_is_expectation() -> None:
 
 
 def test_bad_rows_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"one is \(1, 3\) and other \(1, 4\): pass scores of the same tokens"):
+    with pytest.raises(ArgumentError, match="of the same tokens"):
         metrics.spearman(torch.rand(1, 3), torch.rand(1, 4))
-    with pytest.raises(ArgumentError, match=r"other is \(3,\) of torch.float32"):
+    with pytest.raises(ArgumentError, match=r"other is \(3,\)"):
         metrics.kendall(torch.rand(1, 3), torch.rand(3))
-    with pytest.raises(ArgumentError, match=r"k is 0: pass .* an integer of at least 1"):
+    with pytest.raises(ArgumentError, match="k is 0"):
         metrics.top_k_overlap(torch.rand(1, 3), torch.rand(1, 3), 0)

@@ -151,31 +151,28 @@ def test_constant_scores_are_nan() -> None:
     assert comprehensiveness(single, constant).isnan().any(1).tolist() == [True, False]  # no content, and one token
     bare = Prediction(additive, sentences(content=CONTENT & False), UNK)
     assert not blank_out(bare).any()
-    with pytest.raises(RefusedError, match="pass content tokens only"):
+    with pytest.raises(RefusedError, match="content tokens only"):
         toy().probability(torch.tensor([GOOD, GOOD]), removed=torch.ones_like(CONTENT))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sentences(ids=torch.zeros(2, 7)), r"ids is \(2, 7\) of torch.float32: pass token ids"),
-        (lambda: sentences(target=7), "target 7 is out of range: pass positions from -7 to 6"),
-        (lambda: sentences(target=6), "target 6 points at padding"),
-        (lambda: sentences(target=True), "target is True: pass a position"),
-        (lambda: sentences(target=[0, 1, 2]), r"target is \[0, 1, 2\]: pass a position, or one for each of the 2"),
-        (
-            lambda: sentences(forms=torch.zeros(3, 2).long()),
-            r"forms is \(3, 2\) of torch.int64: pass token ids \(forms,",
-        ),
-        (lambda: sentences(forms=[-1, GOOD]), "forms has the id -1: pass token ids, which begin at 0"),
-        (lambda: sentences(forms=torch.tensor([[GOOD, BAD], [BAD, BAD]])), "with one id twice for one sentence"),
-        (lambda: sentences(content=CONTENT[:, :3]), r"content is \(2, 3\) of torch.bool"),
-        (lambda: toy(None), "removal is None: .* whose unk_token_id or mask_token_id is None has no such token"),
-        (lambda: toy(over="pair"), "over is 'pair': pass 'forms' or 'vocabulary'"),
+        (lambda: sentences(ids=torch.zeros(2, 7)), r"ids is \(2, 7\) of"),
+        (lambda: sentences(target=7), "7 is out of range"),
+        (lambda: sentences(target=6), "points at padding"),
+        (lambda: sentences(target=True), "target is True"),
+        (lambda: sentences(target=[0, 1, 2]), r"is \[0, 1, 2\]"),
+        (lambda: sentences(forms=torch.zeros(3, 2).long()), r"forms is \(3, 2\)"),
+        (lambda: sentences(forms=[-1, GOOD]), "forms has the id -1"),
+        (lambda: sentences(forms=torch.tensor([[GOOD, BAD], [BAD, BAD]])), "with one id twice"),
+        (lambda: sentences(content=CONTENT[:, :3]), r"content is \(2, 3\)"),
+        (lambda: toy(None), "removal is None"),
+        (lambda: toy(over="pair"), "over is 'pair'"),
         (lambda: toy(batch_size=0), "batch_size is 0"),
-        (lambda: Prediction(torch.nn.Linear(1, 1), sentences(), UNK), r"train mode: call model.eval\(\)"),
-        (lambda: of_text("the pictures", "are"), "text has 0 mask tokens .*write exactly one"),
-        (lambda: of_text("the [MASK]", "are", "unheardof"), "forms holds unheardof, no token of the vocabulary: pass"),
+        (lambda: Prediction(torch.nn.Linear(1, 1), sentences(), UNK), "train mode: call"),
+        (lambda: of_text("the pictures", "are"), "has 0 mask tokens"),
+        (lambda: of_text("the [MASK]", "are", "unheardof"), "holds unheardof"),
     ],
 )
 def test_bad_arguments_refused(call: Callable[[], object], message: str) -> None:
@@ -184,20 +181,11 @@ def test_bad_arguments_refused(call: Callable[[], object], message: str) -> None
 
 
 def test_bad_logits_refused() -> None:
-    def pooled(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return torch.zeros(len(input_ids), 16)
-
-    def nan(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return torch.full((*input_ids.shape, 16), torch.nan)
-
-    for model, message in (
-        (pooled, r"output is \(2, 16\) of torch.float32 for ids \(2, 7\)"),
-        (nan, "NaN for a logit"),
-    ):
+    for logits, message in ((torch.zeros(2, 16), r"output is \(2, 16"), (torch.full((2, 7, 16), torch.nan), "NaN for")):
         with pytest.raises(RefusedError, match=message):
-            Prediction(model, sentences(), UNK).best()
+            Prediction(lambda logits=logits, **given: logits, sentences(), UNK).best()
     beyond = Prediction(additive, sentences(forms=[GOOD, 999]), UNK)
-    with pytest.raises(RefusedError, match="forms has the id 999, but the model's vocabulary has the entries 0 to"):
+    with pytest.raises(RefusedError, match="has the id 999"):
         beyond.best()
 
 

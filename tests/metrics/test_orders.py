@@ -45,7 +45,6 @@ def each(masked: metrics.MaskedSentences, removal: Any) -> Iterator[tuple[int, l
 
 
 def chance(ids: list[int], gone: Iterable[int], removal: Any, answer: int) -> float:
-    """The probability of a form in one sentence that is edited by hand."""
     return chance_of(tuple(ids), frozenset(gone), removal, answer)
 
 
@@ -82,6 +81,9 @@ METRICS = {
     "sufficiency": (lambda p, s: metrics.sufficiency(p, s).mean(-1), metrics.sufficiency_bounds, min, max),
     "area": (metrics.deletion_area, metrics.deletion_bounds, min, max),
 }
+
+
+MEASURES = (metrics.deletion_area, metrics.monotonicity, metrics.infidelity, metrics.comprehensiveness)
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
@@ -165,13 +167,7 @@ def test_each_set_runs_once_for_all_metrics() -> None:
     prediction.best()
     added = sum(ran) - before
     ran.clear()
-    for measure in (
-        metrics.deletion_area,
-        metrics.monotonicity,
-        metrics.comprehensiveness,
-        metrics.sufficiency,
-        metrics.infidelity,
-    ):
+    for measure in (*MEASURES, metrics.sufficiency):
         measure(prediction, scores)
         measure(prediction.among("vocabulary"), scores)
     assert set(ran) <= {added}  # only the answers are found again, not the sets
@@ -196,25 +192,22 @@ def test_rows_that_order_nothing_are_nan() -> None:
 
 def test_bad_sizes_refused() -> None:
     prediction = metrics.Prediction(neighbours, sentences(), UNK)
-    for measure in (metrics.deletion_area, metrics.monotonicity, metrics.infidelity, metrics.comprehensiveness):
-        with pytest.raises(ArgumentError, match=r"but the ids are \(10, 9\): pass"):
+    for measure in MEASURES:
+        with pytest.raises(ArgumentError, match="but the ids are"):
             measure(prediction, torch.rand(2, 2))
-        with pytest.raises(ArgumentError, match="scores holds infinities"):
+        with pytest.raises(ArgumentError, match="holds infinities"):
             measure(prediction, torch.full((10, 9), torch.inf))
-    with pytest.raises(ArgumentError, match=r"values is \(3,\) of torch.float32: pass one value for each of 10"):
+    with pytest.raises(ArgumentError, match="one value for each"):
         metrics.normalized(torch.rand(3), metrics.deletion_bounds(prediction))
     prediction = metrics.Prediction(Words().eval(), sentences(), UNK)
-    with pytest.raises(ArgumentError, match="negative or infinite values: pass sizes"):
+    with pytest.raises(ArgumentError, match="or infinite values"):
         metrics.soft_comprehensiveness(prediction, -torch.rand(10, 9))
     with pytest.raises(ArgumentError, match=r"scores is \(2,\)"):
         metrics.soft_sufficiency(prediction, torch.rand(2))
     with pytest.raises(ArgumentError, match="samples is 0"):
         metrics.soft_sufficiency(prediction, torch.rand(10, 9), samples=0)
-    with pytest.raises(ArgumentError, match="a function without get_input_embeddings"):
+    with pytest.raises(ArgumentError, match="function without"):
         metrics.soft_sufficiency(metrics.Prediction(additive, sentences(), UNK), torch.rand(10, 9))
-
-
-# Soft metrics
 
 
 class Words(nn.Module):

@@ -21,6 +21,7 @@ from captum_vz.metrics import MaskedSentences, Prediction
 from captum_vz.study import Example, compare, run_study
 from captum_vz.testbed import agreement_sentences, load_model
 from tests.engine.compare import assert_same
+from tests.engine.parameters import sampled
 from tests.generation.models import PROMPT, case_of, tokenizer_of_words
 from tests.rehearsal.device import AVAILABLE, ELSEWHERE
 from tests.rehearsal.subjects import SUBJECTS, moved, subject
@@ -36,7 +37,7 @@ def on(model: nn.Module, device: torch.device) -> Any:
     return copy.deepcopy(model).to(device)
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", sampled(SUBJECTS, "encoder"))
 def test_verify(name: str) -> None:
     here = subject(name)
     expected, found = (vz.verify(one.model, one.inputs, one.layers) for one in (here, here.elsewhere()))

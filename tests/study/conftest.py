@@ -53,11 +53,29 @@ def examples() -> list[Example]:
     return [Example.from_record(record) for record in agreement_sentences(10, seed=3)]
 
 
+@pytest.fixture(scope="session")
+def finished(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small study of all examples."""
+    from tests.study.test_run import study
+
+    with without_drawing():
+        return study(tmp_path_factory.mktemp("finished") / "study", examples)
+
+
+def never() -> Any:
+    """Loads a model that nobody may ask for."""
+    raise AssertionError("loaded")
+
+
+def empty_figures() -> Any:
+    empty = dict.fromkeys(("draw_summary", "draw_differences"), lambda *_: Figure())
+    return patch.multiple("captum_vz.study.results", **empty)
+
+
 @contextmanager
 def without_drawing() -> Iterator[None]:
     """Figures of studies are empty, and files have no picture, for tests that look at none: drawing takes long."""
-    empty = dict.fromkeys(("draw_summary", "draw_differences"), lambda *_: Figure())
-    with patch.object(Figure, "savefig", _write), patch.multiple("captum_vz.study.results", **empty):
+    with patch.object(Figure, "savefig", _write), empty_figures():
         yield
 
 

@@ -2,8 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,13 +15,8 @@ from captum_vz.testbed import HELD_OUT_PARADIGMS, agreement_sentences, load_mode
 from tests.command import Output, assert_records_equal_file, refused
 from tests.study.test_run import assert_same_study, parts
 
+pytestmark = pytest.mark.usefixtures("folder", "undrawn")
 METHODS = ["value-zeroing", "random"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_study_runs_and_prints_results(capsys: Output, folder: Path) -> None:
@@ -43,7 +38,7 @@ def test_study_runs_and_prints_results(capsys: Output, folder: Path) -> None:
     assert not re.search("cue_dot|blank_out", out)
 
 
-def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: Output) -> None:
+def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, saved: Callable[..., str], capsys: Output) -> None:
     forms = {"sentence_good": "The sketch of Rosa is red.", "sentence_bad": "The sketch of Rosa are red."}
     for paradigm in HELD_OUT_PARADIGMS:
         records = [json.dumps(forms | {"UID": paradigm, "pairID": str(number)}) for number in range(10)]
@@ -56,10 +51,8 @@ def test_blimp_leaves_out_what_a_studied_model_knows(folder: Path, capsys: Outpu
         "regular_plural_subject_verb_agreement_1, to have as many singular as plural verbs."
     )
     assert out[1] == "4 of 20 sentences, evenly spaced (--limit)."
-    load_model()[0].save_pretrained("own")
-    load_model()[1].save_pretrained("own")
-    capsys.readouterr()
-    assert main([*options, "whole", "--model", "own", "--html", "page.html"]) == 0
+    own = saved(*load_model())
+    assert main([*options, "whole", "--model", own, "--html", "page.html"]) == 0
     assert capsys.readouterr().out.startswith("50 of 50 pairs of BLiMP. Left out: none.\n")
     assert "50 of 50 pairs of BLiMP" in Path("page.html").read_text("utf-8")
     assert main([*options, "behind", "--prefix", "As we all know,", "--quiet"]) == 0
@@ -85,13 +78,19 @@ def test_csv_is_read_in_words(folder: Path, capsys: Output) -> None:
         (["--folder", "s", "--grammar", "-1"], "argument --grammar: -1 is less than 1"),
         (["--folder", "file/s", "--grammar", "2"], "cannot write file/s: "),
         (["--folder", "other", "--grammar", "2"], "is not empty, and holds no study.json"),
+        (["--folder", "s", "--plugin", "mine.txt", "--grammar", "2"], "plugin is mine.txt: expected a Python file"),
+        (["--folder", "s", "--plugin", "none.py", "--grammar", "2"], "plugin is none.py: expected"),
+        (["--folder", "s", "--plugin", "odd.py", "--grammar", "2"], "odd.py, line 2: NameError: name 'magic' is not"),
+        (["--folder", "s", "--plugin", "bad.py", "--grammar", "2"], "bad.py: SyntaxError"),
     ],
 )
 def test_bad_command_gives_one_line(arguments: list[str], told: str, folder: Path, capsys: Output) -> None:
     (folder / "file").write_text("")
     (folder / "other").mkdir()
-    (folder / "other" / "thesis.tex").write_text("")
+    for name, text in (("other/thesis.tex", ""), ("mine.txt", ""), ("odd.py", "x = 1\nmagic()\n"), ("bad.py", "def")):
+        (folder / name).write_text(text)
     assert told in refused(capsys, "study", *arguments)
+    assert "did you mean" not in refused(capsys, "study", "--grammar", "2", "--metrics", "largest", "--folder", "s")
 
 
 def test_study_of_skipped_examples_fails(folder: Path, capsys: Output) -> None:
@@ -147,28 +146,7 @@ def test_plugin_is_read(folder: Path, own_names: None, monkeypatch: pytest.Monke
     assert found.summary.query("method == 'captums' and metric == 'largest' and group == 'all'")["examples"].item() == 4
     assert (folder / "s" / "figures" / "largest.png").is_file()
     summary = found.summary
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr(app_models, "load_model", never)
+    monkeypatch.setattr(app_models, "load_model", None)
     assert main(["study", "--grammar", "4", *own, "--folder", "s", "--quiet"]) == 0
     assert parts(Path("s")) == before
     pd.testing.assert_frame_equal(Study("s").summary, summary)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("mine.txt", "", "plugin is mine.txt: expected a Python file"),
-        ("odd.py", "x = 1\nmagic()\n", "odd.py, line 2: NameError: name 'magic' is not defined"),
-        ("bad.py", "def", "bad.py: SyntaxError"),
-    ],
-)
-def test_wrong_plugin_is_one_line(name: str, text: str, told: str, folder: Path, capsys: Output) -> None:
-    (folder / name).write_text(text)
-    assert told in refused(capsys, "study", "--grammar", "2", "--plugin", name, "--folder", "s")
-    assert "plugin is none.py: expected" in refused(
-        capsys, "study", "--grammar", "2", "--plugin", "none.py", "--folder", "s"
-    )
-    assert "did you mean" not in refused(capsys, "study", "--grammar", "2", "--metrics", "largest", "--folder", "s")

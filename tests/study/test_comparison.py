@@ -18,13 +18,13 @@ from captum_vz.errors import RefusedError, UnsupportedLayerError
 from captum_vz.functional import normalize_rows
 from captum_vz.methods import Question
 from captum_vz.metrics import MaskedSentences, Prediction, blank_out, kendall
+from captum_vz.result import Explanation, Part, Row
 from captum_vz.study import COMPARED_METHODS, DEFAULT_METHODS, METHODS, Batch, Example, compare, value_patching
 from captum_vz.study.comparison import truth_of
 from captum_vz.subjects import Subject, text_subject_of
 from captum_vz.subjects.texts import content_specials, prepare_text
 from captum_vz.testbed import load_model
 from captum_vz.text import split_words
-from tests.explaining.models import explanation
 from tests.study.conftest import Decoder, Shipped
 
 SENTENCE = "the pictures of some hat [MASK] scaring marcus."
@@ -94,7 +94,7 @@ def test_error_of_a_method_or_a_model_is_raised(shipped: Shipped) -> None:
     def picky(batch: Batch) -> torch.Tensor:
         raise UnsupportedLayerError("this layer has no norm")
 
-    with pytest.raises(RefusedError, match="this layer has no norm"):
+    with pytest.raises(RefusedError, match="layer has no norm"):
         compare(shipped, SENTENCE, ["random", picky])
 
     class Broken(type(model)):  # type: ignore[misc]  # a class that is known at run time only
@@ -128,7 +128,7 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
     model: Any = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
     table = compare((model, tokenizer), tokenizer(SENTENCE, return_tensors="pt"), ["alti", "value-zeroing"])
     torch.testing.assert_close(table.shares["alti"], compare((model, tokenizer), SENTENCE, "alti").shares["alti"])
-    with pytest.raises(RefusedError, match="BertModel gives no logits, but the method explains a logit"):
+    with pytest.raises(RefusedError, match="explains a logit"):
         compare((model, tokenizer), SENTENCE, "saliency")
     size = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = AlbertModel(AlbertConfig(vocab_size=len(tokenizer), intermediate_size=16, **size)).eval()
@@ -138,26 +138,23 @@ def test_headless_encoders_and_shared_layers(shipped: Shipped) -> None:
         tokenizer(SENTENCE, return_tensors="pt"), token=6
     )
     torch.testing.assert_close(table.shares["attention-rollout"], expected[0].double())
-    with pytest.raises(ValueError, match="layer 3 is out of range: the model has 3 layers, -3 to 2"):
+    with pytest.raises(ValueError, match="3 is out of range"):
         compare((model, tokenizer), SENTENCE, "attention", layer=3)
 
 
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
-        ({"methods": ["value-zeroing", "magic"]}, r"methods is \['value-zeroing', 'magic'\]: pass some of"),
-        ({"methods": []}, r"methods is \[\]: pass some of"),
-        ({"target": "exasperate"}, "target is 'exasperate', which is no single token"),
+        ({"methods": ["value-zeroing", "magic"]}, "'magic'"),
+        ({"methods": []}, r"methods is \[\]"),
+        ({"target": "exasperate"}, "no single token"),
         ({"text": ""}, "the text is empty"),
-        ({"text": ["one", "two"]}, "the text is of type list: pass a string"),
-        ({"text": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"inputs is input_ids \(2, 3\): pass one text"),
-        ({"patch": ("hats", "hat")}, "'hats', which is 0 times in the text. Pass"),
-        ({"patch": ("pictures", "xylophones")}, "the text has 11 tokens, and 1[0-9] with 'xylophones'"),
-        ({"patch": ("some", "this")}, "the model predicts are with this too. Pass a foil"),
-        (
-            {"patch": ("some", "this"), "foil": "is"},
-            "the lead of are over is is .*Pass a word that takes away at least 1 ",
-        ),
+        ({"text": ["one", "two"]}, "of type list"),
+        ({"text": {"input_ids": torch.ones(2, 3, dtype=torch.long)}}, r"input_ids \(2, 3\)"),
+        ({"patch": ("hats", "hat")}, "0 times in the text"),
+        ({"patch": ("pictures", "xylophones")}, "with 'xylophones'"),
+        ({"patch": ("some", "this")}, "with this too"),
+        ({"patch": ("some", "this"), "foil": "is"}, "takes away at least"),
     ],
 )
 def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped: Shipped) -> None:
@@ -167,7 +164,11 @@ def test_bad_comparison_refused(passed: dict[str, Any], complaint: str, shipped:
 
 def test_table_is_printed_and_exported_whole(tmp_path: Path) -> None:
     scores = {"value-zeroing": torch.tensor([0.0004, 1.0, 0.0]), "alti": torch.tensor([0.5, 0.25, 0.25])}
-    table = replace(explanation(["$a|b$", "it", "[MASK]"], 2, scores), refused={"globenc": "it is pre-norm"})
+    parts = {
+        name: Part(name, METHODS[name], [Row("[MASK]", 2, row)], row[None, None], (METHODS[name].scope(3),), 3)
+        for name, row in scores.items()
+    }
+    table = Explanation(["$a|b$", "it", "[MASK]"], parts, refused={"globenc": "it is pre-norm"})
     assert str(table).splitlines() == [
         "               value",
         "             zeroing    alti",
@@ -258,9 +259,6 @@ def test_patching_takes_values_together(shipped: Shipped) -> None:
     assert "agrees with patching: value-zeroing 0.9" in str(table)
     assert list(table.columns()) == ["fall", "patching", "value-zeroing", "saliency"]
     assert "patching" in [label.get_text() for label in table.plot().axes[0].get_yticklabels()]
-
-
-# The registry
 
 
 @pytest.mark.parametrize(

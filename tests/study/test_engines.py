@@ -27,14 +27,9 @@ from tests.study.test_run import assert_same_study, in_a_process, parts, study
 from tests.view.pages import missing
 
 
-@pytest.fixture(scope="module")
-def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return study(tmp_path_factory.mktemp("reference") / "study", examples)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, signal.SIGKILL])
-def test_processes_share_parts(number: int, examples: list[Example], reference: Study, tmp_path: Path) -> None:
+def test_processes_share_parts(number: int, examples: list[Example], finished: Study, tmp_path: Path) -> None:
     """Each part is written once. The disk is full for one of three processes, or it is killed: others do its part."""
 
     def work(rank: int) -> None:
@@ -65,9 +60,9 @@ def test_processes_share_parts(number: int, examples: list[Example], reference: 
     if not number:
         assert "cannot write" in (tmp_path / "error").read_text()
     # What the killed process has left is removed after its end.
-    assert_same_study(study(tmp_path / "study", examples), reference)
+    assert_same_study(study(tmp_path / "study", examples), finished)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)]
-    assert [lines for lines, _ in told] == [len(reference.summary)] * 2
+    assert [lines for lines, _ in told] == [len(finished.summary)] * 2
     assert sorted(name for _, names in told for name in names) == sorted(parts(tmp_path / "study"))
 
 
@@ -81,7 +76,7 @@ LAUNCHERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", sampled(LAUNCHERS, "accelerate.commands.launch"))
 def test_launched_study_equals_one_process(
-    launcher: str, examples: list[Example], reference: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, examples: list[Example], finished: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["study", "--grammar", "70", "--methods", "random", "--metrics", "cue_dot"]  # two parts
@@ -130,7 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_study_on_ray_equals_one_process(
-    cluster: Any, examples: list[Example], reference: Study, tmp_path: Path, own_names: None
+    cluster: Any, examples: list[Example], finished: Study, tmp_path: Path, own_names: None
 ) -> None:
     """A worker dies on the way, which costs its part only. The files are the same to the last bit."""
     deaths = tmp_path / "deaths"
@@ -152,18 +147,15 @@ def test_study_on_ray_equals_one_process(
 
     found = study(tmp_path / "s", examples, {"agreement": deadly}, engine="ray")
     assert deaths.exists()
-    assert_same_study(found, reference)
-    expected, got = parts(reference.folder), parts(found.folder)
+    assert_same_study(found, finished)
+    expected, got = parts(finished.folder), parts(found.folder)
     assert {name: data for name, (_, data) in got.items()} == {name: data for name, (_, data) in expected.items()}
     study(tmp_path / "s", examples, {"agreement": deadly}, engine="ray")
     assert parts(found.folder) == got  # nothing is computed again
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [(signal.SIGKILL, "Ray failed .*may have run out of memory. Finished parts stay"), (None, "call model.eval")],
-)
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGKILL, "run out of memory"), (None, "call model.eval")])
 def test_failing_workers_end_the_study(
     number: int | None, told: str, cluster: Any, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -218,13 +210,13 @@ def test_engine_that_does_not_fit_refused(
     examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs ray.*pip install \"captum-vz\[ray\]\""):
+    with pytest.raises(ModuleNotFoundError, match="engine='ray' needs"):
         study(tmp_path / "t", examples, engine="ray")
     assert json.loads((tmp_path / "t" / "study.json").read_text())["models"] == ["agreement"]
-    with pytest.raises(ArgumentError, match="engine is 'spark': pass one of 'local', 'accelerate', 'ray'"):
+    with pytest.raises(ArgumentError, match="engine is 'spark'"):
         study(tmp_path / "s", examples, engine="spark")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for engine in ("local", "ray"):
-        with pytest.raises(ArgumentError, match=f"engine is '{engine}', but 2 processes were launched: pass 'acc"):
+        with pytest.raises(ArgumentError, match="processes were"):
             study(tmp_path / "s", examples, engine=engine)
     assert not (tmp_path / "s").exists()

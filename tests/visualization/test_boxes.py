@@ -13,6 +13,7 @@ from captum_vz.visualization import draw_audio, draw_comparison, draw_image, dra
 from captum_vz.visualization.pictures import axes
 from captum_vz.visualization.pictures.axes import PAGE
 from captum_vz.visualization.tokens import LONGEST_LABEL
+from tests.visualization import labels_of
 
 COLUMN = (3.3, 4.0)  # of a paper, in inches
 
@@ -123,10 +124,6 @@ def test_names_stand_at_the_middle(count: int) -> None:
 # Labels in any script, and where there is little room for them
 
 
-def labels_of(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_yticklabels()]
-
-
 def test_labels_in_any_script() -> None:
     """No box and no warning of matplotlib: each character has a font, or is written by its code."""
     tokens = ["東京", "한국", "مرحبا", "שלום", "😀", "👩\u200d🚀", "👍🏽", "\ue000", "x\u202e", ""]
@@ -154,9 +151,6 @@ def test_letters_that_no_font_has(token: str, written: str, monkeypatch: pytest.
     assert ["install a font of its script" in str(one.message) for one in told] == [True] * (written != "x")
     axes._written.cache_clear()
     axes.text_width.cache_clear()
-
-
-# Room
 
 
 def test_bold_and_wide_labels_have_room() -> None:

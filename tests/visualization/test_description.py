@@ -44,10 +44,8 @@ MAP = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.0, 0.25, 0.75]])
 
 def test_text_and_table_have_the_numbers() -> None:
     text = describe(draw_maps({"layer 4": MAP}, TOKENS, token=2, title="Where from?")).text
-    assert (
-        text
-        == "Where from?. layer 4, map of 3 tokens: the row of 日 has its largest scores at 日 0.75, b <i> 0.25, a 0.00."
-    )
+    row = "the row of 日 has its largest scores at 日 0.75, b <i> 0.25, a 0.00."
+    assert text == f"Where from?. layer 4, map of 3 tokens: {row}"
     whole = describe(draw_maps([MAP], TOKENS)).text
     assert "the largest scores are b <i> from b <i> 0.80, 日 from 日 0.75, a from a 0.50" in whole
     found = describe(draw_maps([MAP, MAP.T], TOKENS, label="share"))
@@ -56,7 +54,7 @@ def test_text_and_table_have_the_numbers() -> None:
         expected = MAP if panel == "layer 0" else MAP.T
         assert score == float(expected[i, j]) and source == TOKENS[j]
     assert len(found.rows) == 18
-    with pytest.raises(ArgumentError, match="Nothing in this Figure was drawn by captum_vz"):
+    with pytest.raises(ArgumentError, match="drawn by captum_vz"):
         describe(Figure())
 
 
@@ -99,18 +97,18 @@ def test_figures_of_users_are_saved(tmp_path: Path) -> None:
         assert {key: value for key, value in found.items() if key != "description"} == describe(own).provenance
     for record in ({}, {"captum_vz": '{"package"'}, {"captum_vz": '["package"]'}):
         own.savefig(tmp_path / "plain.png", metadata=record)
-        with pytest.raises(ArgumentError, match=r"plain\.png carries no provenance"):
+        with pytest.raises(ArgumentError, match="no provenance"):
             read_provenance(tmp_path / "plain.png")
     draw_maps([MAP], TOKENS).savefig(tmp_path / "maps.png", metadata={"Title": "mine", "Author": "me"})
     with Image.open(tmp_path / "maps.png") as image:
         assert (image.text["Title"], image.text["Author"]) == ("mine", "me")
         assert json.loads(image.text["captum_vz"])["package"]
-    with pytest.raises(ArgumentError, match="model is of type str"):
+    with pytest.raises(ArgumentError, match="of type str"):
         add_provenance(Figure(), model="bert")  # type: ignore[arg-type]  # the error is tested
     (tmp_path / "x.svg").write_text("<svg")
     with pytest.raises(ArgumentError, match=r"x\.svg is no SVG"):
         read_provenance(tmp_path / "x.svg")
-    with pytest.raises(ArgumentError, match="is no PNG or SVG file"):
+    with pytest.raises(ArgumentError, match="no PNG or SVG"):
         read_provenance(tmp_path / "x.pdf")
 
 
@@ -237,45 +235,45 @@ over = partial(draw_image, image=IMAGE)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: draw_maps([], TWO), "at least one map, got none"),
-        (lambda: draw_maps([torch.eye(3)], TWO), r"for the 2 tokens, got \(3, 3\)"),
-        (lambda: draw_maps([ONE.expand(4, 2, 2)], TWO), r"a batch \(4, 2, 2\): .* such as scores\[0\], or heads="),
+        (lambda: draw_maps([], TWO), "at least one map"),
+        (lambda: draw_maps([torch.eye(3)], TWO), r"got \(3, 3\)"),
+        (lambda: draw_maps([ONE.expand(4, 2, 2)], TWO), "or heads="),
         (lambda: draw_maps(ARRAYS, TWO), "got ndarray"),
         (lambda: draw_maps([ONE / 0], TWO), "got NaN or infinity"),
-        (lambda: maps(2), "token 2 is out of range: there are 2 tokens, so pass a position from -2 to 1"),
-        (lambda: draw_maps([ONE] * 2, TWO, ax=Figure().subplots()), "ax holds 1 axes, but there are 2 panels"),
-        (lambda: maps(scale="log"), "scale is 'log': pass one of 'shared', 'panel', 'root'"),
+        (lambda: maps(2), "2 is out of range"),
+        (lambda: draw_maps([ONE] * 2, TWO, ax=Figure().subplots()), "ax holds 1 axes"),
+        (lambda: maps(scale="log"), "scale is 'log'"),
         (lambda: maps(vmax=float("nan")), "vmax is nan"),
-        (lambda: maps(vmax=1, scale="panel"), "pass a positive number with 'shared' or 'root'"),
-        (lambda: maps(words=[0, 1, 2]), "words has 3 entries for 2 tokens"),
-        (lambda: maps(dim="stop"), "dim is 'stop': pass 'special', or positions"),
-        (lambda: maps(drop=[0, 1]), "drop leaves out all tokens"),
-        (lambda: maps(0, drop=[0]), r"token 0 \(a\) is marked and left out"),
+        (lambda: maps(vmax=1, scale="panel"), "a positive number"),
+        (lambda: maps(words=[0, 1, 2]), "words has 3 entries"),
+        (lambda: maps(dim="stop"), "dim is 'stop'"),
+        (lambda: maps(drop=[0, 1]), "leaves out all"),
+        (lambda: maps(0, drop=[0]), "marked and left out"),
         (lambda: maps(minus=([torch.eye(1)], ["a"])), "'b' has no partner"),
         (lambda: maps(minus=([ONE] * 2, TWO)), "minus has the maps"),
-        (lambda: maps(minus=(ONE,)), r"pass \(maps, tokens\)"),
-        (lambda: draw_row([ONE], TWO), "pass token, the output token"),
-        (lambda: draw_row([], TWO), "at least one layer, got none"),
-        (lambda: draw_row([ONE[0]], TWO, scale="panel"), "pass one of 'shared', 'row', 'root'"),
+        (lambda: maps(minus=(ONE,)), r"pass \(maps"),
+        (lambda: draw_row([ONE], TWO), "pass token, the"),
+        (lambda: draw_row([], TWO), "at least one layer"),
+        (lambda: draw_row([ONE[0]], TWO, scale="panel"), "'row', 'root'"),
         (lambda: draw_comparison({"m": ONE[0]}, TWO, truth=torch.rand(3)), r"got \(3,\)"),
-        (lambda: draw_comparison({}, TWO), "at least one method, got none"),
-        (lambda: draw_route([], TWO, 0), "at least one layer, got none"),
-        (lambda: draw_route([-ONE], TWO, 0), "pass maps of shares, whose rows sum to 1"),
+        (lambda: draw_comparison({}, TWO), "at least one method"),
+        (lambda: draw_route([], TWO, 0), "at least one layer"),
+        (lambda: draw_route([-ONE], TWO, 0), "maps of shares"),
         (lambda: draw_route([ONE * 2], TWO, 0), "a sum of up to 2"),
         (lambda: draw_route([ONE], TWO, 0, threshold=0), "threshold is 0"),
-        (lambda: draw_audio(torch.rand(2, 9), ONE[0], 16000), r"waveform: Expected scores .*, got a batch \(2, 9\)"),
+        (lambda: draw_audio(torch.rand(2, 9), ONE[0], 16000), r"a batch \(2, 9\)"),
         (lambda: audio(scores=torch.tensor([float("nan")])), "scores: .* got NaN"),
-        (lambda: audio(scores=ONE[0], spans=[(0, 1)]), "2 scores and 1 spans"),
-        (lambda: audio(scores=ONE[0, :1], spans=[(1, 9)]), "not inside the sound"),
-        (lambda: audio(scores=ONE[0, :1], names=TWO), "1 scores and 2 names"),
-        (lambda: image_grid(torch.rand(3, 3), IMAGE), r"row: Expected .* got a batch \(3, 3\)"),
+        (lambda: audio(scores=ONE[0], spans=[(0, 1)]), "2 scores and 1"),
+        (lambda: audio(scores=ONE[0, :1], spans=[(1, 9)]), "not inside the"),
+        (lambda: audio(scores=ONE[0, :1], names=TWO), "1 scores and 2"),
+        (lambda: image_grid(torch.rand(3, 3), IMAGE), r"a batch \(3, 3\)"),
         (lambda: image_grid(torch.rand(4), torch.rand(4, 4)), r"image is \(4, 4\)"),
-        (lambda: image_grid(torch.rand(30), torch.rand(3, 7, 100)), r"make no grid .*: pass grid=\(rows, columns\)"),
-        (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "too few for 3 by 3 patches"),
+        (lambda: image_grid(torch.rand(30), torch.rand(3, 7, 100)), "make no grid"),
+        (lambda: image_grid(torch.rand(4), IMAGE, grid=(3, 3)), "3 by 3 patches"),
         (lambda: over([torch.eye(17)]), "pass token"),
-        (lambda: over([]), "at least one layer, got none"),
+        (lambda: over([]), "at least one layer"),
         (lambda: over([torch.rand(17)], scale="log"), "scale is 'log'"),
-        (lambda: save_html([], "page.html"), "at least one record, got none"),
+        (lambda: save_html([], "page.html"), "at least one record"),
     ],
 )
 def test_wrong_arguments_of_pictures(call: Callable[[], Any], message: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from captum_vz.errors import ArgumentError
 from captum_vz.visualization import describe, draw_maps
+from tests.visualization import labels_of
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]", "$x$", "[SEP]"]
 PIECES = ["[CLS]", "the", "scar", "##ing", "hat", "[SEP]"]
@@ -26,10 +27,6 @@ def a_map(high: int, wide: int | None = None) -> Tensor:
 
 def drawn(figure: Figure, panel: int = 0) -> Tensor:
     return torch.as_tensor(np.asarray(figure.axes[panel].images[0].get_array()))
-
-
-def row_labels(figure: Figure, panel: int = 0) -> list[str]:
-    return [text.get_text() for text in figure.axes[panel].get_yticklabels()]
 
 
 def end_of(figure: Figure, panel: int = 0) -> tuple[float, float]:
@@ -75,9 +72,6 @@ def test_figure_is_drawn_without_pyplot() -> None:
         across, down = figure.axes[0].transData.transform((x, y)).round().astype(int)
         expected = np.array(to_rgb(colormaps["Blues"](share) if share else "white")) * 255
         np.testing.assert_allclose(pixels[len(pixels) - down, across], expected, atol=1.5)
-
-
-# Scales
 
 
 def test_shares_have_the_root_scale() -> None:
@@ -149,7 +143,7 @@ def test_pieces_become_words(words: Any) -> None:
     expected = by_loops(scores, [[0], [1], [2, 3], [4], [5]])
     torch.testing.assert_close(drawn(figure), expected)
     torch.testing.assert_close(drawn(figure).sum(1), torch.ones(5, dtype=torch.float64))
-    assert row_labels(figure) == WORDS
+    assert labels_of(figure) == WORDS
     (mark,) = figure.axes[0].patches
     assert mark.get_xy() == (-0.5, 1.5)  # the word of piece 3
 
@@ -158,7 +152,7 @@ def test_special_and_dimmed_tokens() -> None:
     scores = a_map(6)
     figure = draw_maps([scores], PIECES, token=-2, drop="special")
     torch.testing.assert_close(drawn(figure), scores[1:5, 1:5].double())
-    assert row_labels(figure) == [text.get_text() for text in figure.axes[0].get_xticklabels()] == PIECES[1:5]
+    assert labels_of(figure) == [text.get_text() for text in figure.axes[0].get_xticklabels()] == PIECES[1:5]
     torch.testing.assert_close(drawn(draw_maps([scores], PIECES, drop=[0, -1])), drawn(figure))
     scores = torch.full((6, 6), 0.1)
     scores[:, 0] = 0.9
@@ -173,7 +167,7 @@ def test_cross_maps_are_rectangular() -> None:
     scores, sources, outputs = a_map(3, 5), ["a", "b", "c", "d", "</s>"], ["x", "y", "</s>"]
     figure = draw_maps([scores], sources, token=1, out_tokens=outputs)
     torch.testing.assert_close(drawn(figure), scores.double())
-    assert row_labels(figure) == outputs
+    assert labels_of(figure) == outputs
     assert figure.axes[0].patches[0].get_xy() == (-0.5, 0.5)
     fewer = draw_maps([scores], sources, out_tokens=outputs, drop="special")
     torch.testing.assert_close(drawn(fewer), scores[:2, :4].double())
@@ -181,7 +175,7 @@ def test_cross_maps_are_rectangular() -> None:
     torch.testing.assert_close(drawn(pair)[0, 0], scores[:2, :2].sum().double() / 2)
     with pytest.raises(ArgumentError, match="pass a pair"):
         draw_maps([scores], sources, out_tokens=outputs, words=[0, 0, 1])
-    with pytest.raises(ArgumentError, match=r"for 5 output tokens and 3 source tokens, got \(3, 5\)"):
+    with pytest.raises(ArgumentError, match="and 3 source tokens"):
         draw_maps([scores], outputs, out_tokens=sources)
 
 
@@ -193,14 +187,11 @@ def test_heads_are_panels() -> None:
     torch.testing.assert_close(drawn(figure, 3), scores[1].double() + 1)
 
 
-# Differences
-
-
 def test_differences_of_two_texts() -> None:
     one, other = a_map(3), a_map(3)
     figure = draw_maps([one], ["the", "cat", "is"], 2, minus=([other], ["the", "cats", "is"]))
     torch.testing.assert_close(drawn(figure), one.double() - other.double())
-    assert row_labels(figure) == ["the", "cat / cats", "is"]
+    assert labels_of(figure) == ["the", "cat / cats", "is"]
     assert figure.axes[0].patches[0].get_xy() == (-0.5, 1.5)
     low, high = end_of(figure)
     assert low == -high
@@ -208,11 +199,11 @@ def test_differences_of_two_texts() -> None:
     figure = draw_maps([one], ["it", "is", "."], minus=([other], ["it", "was", "not", "."]))
     expected = by_loops(one, [[0], [1], [2]]) - by_loops(other, [[0], [1, 2], [3]])
     torch.testing.assert_close(drawn(figure), expected)
-    assert row_labels(figure) == ["it", "is / was not", "."]
+    assert labels_of(figure) == ["it", "is / was not", "."]
     # Long tokens of both texts can be read.
     figure = draw_maps([a_map(1)], ["unbelievable"], label="share", minus=([a_map(1)], ["indescribable"]))
-    assert row_labels(figure) == ["unbelievable / indescribable"]
+    assert labels_of(figure) == ["unbelievable / indescribable"]
     assert figure.axes[-1].get_ylabel() == "share, first text minus second"
     assert "difference of two maps" in describe(figure).text
     figure = draw_maps([a_map(1)], ["a" * 30], minus=([a_map(1)], ["b" * 30]))
-    assert row_labels(figure) == [f"{'a' * 13}… / {'b' * 13}…"]
+    assert labels_of(figure) == [f"{'a' * 13}… / {'b' * 13}…"]

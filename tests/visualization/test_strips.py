@@ -14,6 +14,7 @@ from captum_vz.functional.scores import kendall_tau, overlap
 from captum_vz.visualization import describe, draw_audio, draw_comparison, draw_image, draw_route, draw_row, image_grid
 from captum_vz.visualization.pictures.route import route_edges, strongest_paths
 from captum_vz.visualization.pictures.rows import clear_tau
+from tests.visualization import labels_of
 
 TOKENS = ["[CLS]", "the", "cats", "[MASK]"]
 
@@ -22,10 +23,6 @@ def drawn(figure: Figure) -> torch.Tensor:
     """The rows from top to bottom."""
     images = sorted(figure.axes[0].images, key=lambda image: image.get_extent()[3])
     return torch.cat([torch.as_tensor(np.ma.filled(image.get_array(), np.nan)) for image in images])
-
-
-def names(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_yticklabels()]
 
 
 def written(figure: Figure) -> list[str]:
@@ -38,7 +35,7 @@ def test_rows_in_any_form(form: str) -> None:
     given = {"tensor": maps[:, 3], "list": [row[None] for row in maps[:, 3]], "maps": list(maps[:, None])}[form]
     figure = draw_row(given, TOKENS, token=-1)
     torch.testing.assert_close(drawn(figure), maps[:, 3].double())
-    assert names(figure) == ["layer 0", "layer 1", "layer 2"]
+    assert labels_of(figure) == ["layer 0", "layer 1", "layer 2"]
     assert figure.get_suptitle() == "What [MASK] draws on"
     (mark,) = [patch for patch in figure.axes[0].patches if patch.get_linewidth() > 1]
     assert mark.get_x() == 2.5
@@ -60,7 +57,7 @@ def test_truth_is_the_first_row() -> None:
     truth = torch.tensor([float("nan"), 0.1, 0.9, float("nan")])
     scores = {"good": torch.tensor([0.5, 0.1, 0.3, 0.1]), "bad": torch.tensor([[0.1, 0.7, 0.1, 0.1]])}
     figure = draw_comparison(scores, TOKENS, 3, truth=truth, scopes={"good": "layer 3"})
-    assert names(figure) == ["blanking out", "good, layer 3", "bad"]
+    assert labels_of(figure) == ["blanking out", "good, layer 3", "bad"]
     shown = drawn(figure)
     torch.testing.assert_close(shown[0], truth.double(), equal_nan=True)
     assert written(figure)[:4] == ["", "0.40", "0.20", "agrees"]  # 0.1 + 0.3, and 0.1 + 0.1
@@ -82,7 +79,7 @@ def test_agreement_is_the_overlap_of_shares() -> None:
     scores = {"bad": bad, "joined": bad, "good": good}
     families = {"bad": "a", "good": "a", "joined": "b"}
     figure = draw_comparison(scores, list("abcde"), 0, truth=truth, families=families)
-    assert names(figure) == ["blanking out", "good", "bad", "joined"]
+    assert labels_of(figure) == ["blanking out", "good", "bad", "joined"]
     notes = [text for text in figure.axes[0].texts if text.get_text() in ("0.90", "0.10", "agrees", "τ")]
     assert [text.get_text() for text in notes] == ["0.90", "0.10", "0.10", "agrees", "τ"]
     assert notes[-1].get_color() != notes[0].get_color()
@@ -216,9 +213,6 @@ def test_usual_images_and_pixels() -> None:
     assert (pixels.min(), pixels.max()) == (0, 1)
     _, whole = image_grid(torch.rand(4), np.full((4, 4, 3), 255, dtype=np.uint8))
     assert (whole == 1).all()
-
-
-# A grid of layers over an image
 
 
 def test_layers_over_an_image() -> None:

@@ -221,7 +221,6 @@ def user_hooks(hooks: Mapping[int, Callable[..., Any]], but: str = "captum_vz.")
     """The hooks of the user's among the `hooks` of a module, without those of the package `but`."""
     # Ours are not, nor are those of transformers that collect hidden states, and of torch that count operations.
     ours = ("captum_vz.", but, OUTPUT_CAPTURING, "torch.utils.module_tracker")
-
     functions = [(hook, hook.func if isinstance(hook, partial) else hook) for hook in list(hooks.values())]
     return [hook for hook, one in functions if not str(getattr(one, "__module__", None) or "").startswith(ours)]
 
@@ -249,7 +248,6 @@ def is_hooked_by_captum(module: nn.Module) -> bool:
 # Attributes that are no state: all of nn.Module's own (parameters and hooks do not change in a run), and an instance's
 # `forward`, which other passes set and remove. Buffers are read by themselves, because most modules have none.
 _NOT_STATE = OWN_ATTRIBUTES | {"forward"}
-_NOT_READ = _NOT_STATE | {BUFFERS}
 # Types that pickle copies by itself, and what copies share with originals.
 _PLAIN = {bool, type(None), str, bytes, int, float, complex}
 _CONTAINERS = _PLAIN | {list, tuple, dict, set, frozenset, deque, bytearray, OrderedDict}
@@ -332,7 +330,7 @@ class ModuleState:
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes of a module that may be state."""
     own = vars(module).copy()  # other threads may set attributes meanwhile
-    return {name: own[name] for name in own.keys() - _NOT_READ}
+    return {name: own[name] for name in own.keys() - _NOT_STATE - {BUFFERS}}
 
 
 def _copied(arguments: Any, held: list[Any], name: str) -> tuple[Any, list[Any], list[Any]]:
