@@ -29,6 +29,19 @@ def positive(word: str) -> int:
     return number
 
 
+def sentence(word: str) -> str:
+    """A type of the command line: a text in UTF-8 that is not empty."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError("the text is empty: there is no token to explain")
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
+        raise argparse.ArgumentTypeError(
+            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal"
+        ) from error
+    return word
+
+
 def method_name(word: str) -> str:
     """A type of the command line: the name of a method, or "all"."""
     registry = sys.modules.get("captum_vz.methods.registry")  # a program may have added methods of its own
@@ -150,6 +163,7 @@ COMMANDS: Final = {
             "text": option(
                 "a sentence, in which [MASK] stands for the model's own mask token; or the file of an image or sound",
                 "TEXT",
+                type=sentence,
             ),
             "--pair": option("a second text: the text of an answer; the answers to choose from", "TEXT", nargs="+"),
             "--prompt-name": option("an encoder of sentences: its prompt, or those of both texts", "NAME", nargs="+"),
@@ -190,7 +204,7 @@ COMMANDS: Final = {
             'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
         ),
         {
-            "text": option("a sentence; [MASK] stands for the model's own mask token", "TEXT"),
+            "text": option("a sentence; [MASK] stands for the model's own mask token", "TEXT", type=sentence),
             "--model": model("agreement"),
             "--methods": option(
                 f"of {', '.join(METHODS)}, or all: {MANY} (default: {', '.join(COMPARED_METHODS)})",
@@ -229,7 +243,7 @@ COMMANDS: Final = {
             'generate "the pictures of some hat" --output steps.png --json',
         ),
         {
-            "text": option("the prompt", "TEXT"),
+            "text": option("the prompt", "TEXT", type=sentence),
             "--model": model("causal"),
             "--max-new-tokens": count("the most new tokens", 8),
             "--sample": option("sample with this seed (default: the likeliest tokens)", "SEED", type=int),
@@ -314,7 +328,7 @@ COMMANDS: Final = {
             'verify "some hat [MASK] small." --json',
         ),
         {
-            "text": option("a sentence (default: one of the package)", "TEXT", nargs="?"),
+            "text": option("a sentence (default: one of the package)", "TEXT", nargs="?", type=sentence),
             "--model": model("agreement"),
             "--verbose": flag("print a table of all checks, also if they pass"),
             "--json": flag("print all checks of all layers as JSON"),
