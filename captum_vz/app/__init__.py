@@ -64,7 +64,7 @@ def explain(
     stack: str | None = None,
     prompt_name: str | Sequence[str] | None = None,
 ) -> Explanation:
-    """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
+    """What a model predicts for a text, an image or a sound, and how much each token contributes to the prediction.
 
     ============================ ======================================= ==================================
     a model with a head for      explains                                by default
@@ -126,7 +126,7 @@ def explain(
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
-        `to_pandas()`. Of an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`. Of a list an
+        `to_pandas()`. For an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`, for a list an
         :class:`~captum_vz.result.Explanations`.
 
     Raises:
@@ -341,7 +341,7 @@ class _Run:
         return self._known[key]
 
     def _check_sources(self, count: int) -> None:
-        """Refuse a model that adds tokens. Of an image or a sound, only now the number of sources is known."""
+        """Refuse a model that adds tokens. The number of sources of an image or a sound is known only now."""
         if self.read.names:
             check_count(self.subject.model, count, len(self.read.names))
         elif not self.about:
@@ -381,7 +381,7 @@ class _Run:
 
 
 def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
-    """On which vectors the labels of words rest that hardly draw on values: mostly on the word's own."""
+    """A remark on labels of words that hardly depend on values: they depend mostly on the word's own vector."""
     rows = found.rows
     small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
     if not small or not found.is_signed:

@@ -104,7 +104,7 @@ def model_name(word: str) -> str:
 
 def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
     """The option `--layer`."""
-    word = "or deciding: where the token reads what the decision rests on"
+    word = "or deciding: the layer in which the token reads what the decision rests on"
     told = f"index from 0; negative counts from the end, {word}{more} (default: the last)"
     return option(told, "N", type=layer_number, default=default)
 
@@ -178,13 +178,13 @@ COMMANDS: Final = {
                 "value-zeroing; for labels, answers and with --target or --foil value-zeroing-effect, or with --layer "
                 "value-zeroing-effect-layer"
             ),
-            "--layer": layer("; the last layer of joined maps"),
+            "--layer": layer("; joined maps end at this layer"),
             "--words": groups("zero the tokens of a word together, and score words", True),
             "--clauses": groups("the same for clauses, up to a comma, semicolon or colon", "clauses"),
             "--sentences": groups("the same for sentences", "sentences"),
             "--window": count(
-                "read a long text in windows of N tokens, of which neighbours share a second number (default: as many "
-                "as the model takes, a quarter shared)",
+                "read a long text in windows of N tokens; a second number says how many tokens two windows share "
+                "(default: as many as the model takes, a quarter shared)",
                 nargs="*",
             ),
             "--maps": flag("pages, pictures and JSON of models with more than 12 layers: all maps, of all tokens"),
@@ -223,8 +223,8 @@ COMMANDS: Final = {
                 "falls, and how far each method agrees with this, from 0 to 1; needs the extra study"
             ),
             "--patch": option(
-                "another truth, by value patching: a word of the text, and a word of as many tokens, in whose text the "
-                "values of each token are read",
+                "another truth, by value patching: a word of the text, and a word of as many tokens that replaces it; "
+                "each token then has its values from the text with the other word",
                 ("WORD", "OTHER"),
                 nargs=2,
             ),
@@ -284,7 +284,7 @@ COMMANDS: Final = {
             "--csv": path(
                 "sentences: tables with the columns text, target, cue, good and bad, in words", nargs="+", default=[]
             ),
-            "--grammar": count("sentences: so many of the package's own grammar"),
+            "--grammar": count("sentences: N of the package's own grammar"),
             "--model": model("agreement") | {"nargs": "+", "default": ["agreement"]},
             "--methods": option(
                 f"of {', '.join(METHODS)}, NAME:deciding (of those with a map for each layer: for each sentence the "
@@ -292,7 +292,7 @@ COMMANDS: Final = {
                 "METHOD",
                 nargs="+",
             ),
-            "--limit": count("the most sentences; of more, N evenly spaced ones"),
+            "--limit": count("at most N sentences, evenly spaced"),
             "--metrics": option(
                 "such as cue_dot:content (without special tokens and the target), blank_out:mask:size and sanity, or "
                 "of a plugin; a wrong name lists all (default: cue_dot, cue_ap, blank_out)",

@@ -201,8 +201,8 @@ def built(kind: Callable[..., Any], subject: Subject) -> Any:
 def as_method(method: Any, *, layered: bool = False) -> Method:
     """What a user passes, as a method.
 
-    - a name of :data:`~captum_vz.study.METHODS`. Of methods with a map for each layer, "NAME:deciding" has for each
-      example the row of the layer in which the token reads what the decision rests on, see
+    - a name of :data:`~captum_vz.study.METHODS`. "NAME:deciding", for a method with a map for each layer, has for
+      each example the row of the layer in which the token reads what the decision rests on, see
       :func:`~captum_vz.functional.deciding_layer`;
     - a :class:`~captum_vz.study.Method`;
     - a class: of this package, of Captum, or one that is built with the model and its layers and has `attribute`;

@@ -172,7 +172,7 @@ class Prediction:
         .. math:: \log p(y \mid x) \quad\text{or}\quad
             \log \frac{p(y \mid x)}{1 - p(y \mid x)} = o_y - \log \textstyle\sum_{y' \in Y \setminus y} \exp(o_{y'})
 
-        Of two forms, the log-odds are the difference of their log-probabilities. Unlike a probability, both are as
+        With two forms, the log-odds are the difference of their log-probabilities. Unlike a probability, both are as
         steep where the model is sure. The arguments are those of :meth:`probability`.
         """
         examples = torch.arange(len(self.ids)) if examples is None else examples

@@ -40,7 +40,7 @@ class Explanation:
         tokens: The tokens as a person reads them, special tokens included; the words, if words were explained.
         parts: What each method computed, by its name.
         task: What the model does: "sequence-classification", "masked-lm" and so on.
-        predictions: What the model predicts, with probabilities: labels, words, an answer. Of a regression its number.
+        predictions: What the model predicts, with probabilities: labels, words, an answer. A regression: its number.
         words: The number of each token's word in the text.
         special: Whether each token begins, ends or pads texts. Masks and unknown words are content.
         raw_tokens: The tokens as the vocabulary writes them.
@@ -107,7 +107,7 @@ class Explanation:
 
     @property
     def is_signed(self) -> bool:
-        """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
+        """Whether scores are signed amounts of an output. Otherwise they are shares that sum to 1."""
         return self.first.method.is_signed
 
     @property
@@ -163,8 +163,8 @@ class Explanation:
     def plot(self, *, maps: bool = False, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
-        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of deep
-        models the rows of all layers, below what a next word rests on.
+        For several methods, a table: methods down, tokens across, the truth above them, and how far they agree. For
+        deep models, what a next word rests on, and below it the rows of all layers.
 
         Args:
             maps: Whether to compute the maps of a model with more than 12 layers.
@@ -304,7 +304,7 @@ class Explanation:
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as lists. Of a model with more than 12 layers the rows of all layers, and no maps."""
+        """The numbers, as lists. A model with more than 12 layers: the rows of all layers, and no maps."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
         apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}

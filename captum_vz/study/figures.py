@@ -76,8 +76,8 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     decides. Hollow marks show methods that join all layers up to this one, whose lines are dashed, and methods without
     layers, whose lines are dotted.
 
-    Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. The figure is 3.3
-    inches wide; of several models, twice as wide.
+    The group "all" of a `summary` such as :attr:`Study.summary` is drawn, for models with a value. The figure is 3.3
+    inches wide, and twice as wide for several models.
     """
     if metric not in set(summary["metric"]):
         raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")

@@ -150,11 +150,9 @@ class Study:
         for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
             ties, count = tied_pairs(rows), counted(int(rows["examples"].max()), "sentence")
             few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
-            told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
-            if len(ties) == len(rows):
-                told = f"none of {len(rows)} pairs of methods is shown to differ ({count})"
-            elif not ties:
-                told = f"all {len(rows)} pairs of methods differ ({count})"
+            told = f"{len(ties)} of {counted(len(rows), 'pair')} of methods not shown to differ ({count}){few}"
+            if not ties:
+                told = f"all {counted(len(rows), 'pair')} of methods differ ({count})"
             lines.append(f"{model}, {metric}: {told}")
         by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
         for who, rows in skipped.groupby(by, sort=False):

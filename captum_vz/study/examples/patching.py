@@ -20,7 +20,7 @@ from captum_vz.text import record_spans
 
 #: The difference of the logits of the two forms that a pair must have, and that the other cue must take away.
 LEAST_DIFFERENCE: Final = 1.0
-#: The share of d(x) - d(x') that the patches of a layer must take away in all. Of less, rounding has much of the truth.
+#: The share of d(x) - d(x') that the patches of a layer must take away in all. Below it, rounding is much of the truth.
 LEAST_SHARE: Final = 0.01
 
 
