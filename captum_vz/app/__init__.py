@@ -117,7 +117,7 @@ def explain(
             scores of a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
             this number and the number of tokens that two windows share (a quarter by default); or True: as many as
-            the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
+            the model takes. No row looks outside its window. The label of a whole text follows from mean logits, and
             its scores are the mean of the windows' effects.
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
@@ -266,7 +266,7 @@ class _Run:
         self._known = dict[tuple[Any, ...], Tensor]()
 
     def part(self, name: str, method: Method, wanted: int | str | None, targets: Sequence[Target]) -> Part:
-        """What one method computes for some targets, at a layer, or in the one that decides; None: the last one."""
+        """What one method computes for some targets, at a layer, or in the layer that decides; None: the last layer."""
         layer = wanted if isinstance(wanted, int) else -1
         if wanted == DECIDING and not (self.is_whole and all(target.field or target.read for target in targets)):
             raise ArgumentError(

@@ -95,7 +95,7 @@ class ForeignMethod(kinds.MadeMethod):
     layered: bool = field(default=False, kw_only=True)
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """The scores, those of a feature added up."""
+        """The scores. The scores of a feature's tokens are added up."""
         found, ids = self.found(subject, question), question.inputs.get("input_ids")
         rows = found if ids is None else checked(found, tuple(ids.shape), self.layered)
         return [added(one, features) for one in rows]

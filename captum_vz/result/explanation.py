@@ -34,7 +34,7 @@ Predictions = list[tuple[str, float]]
 class Explanation:
     """What :func:`captum_vz.explain` and :func:`~captum_vz.study.compare` return. It prints, and a notebook shows it.
 
-    The properties that are named after one method, such as `scores` and `maps`, are those of the first method.
+    Properties of one method, such as `scores` and `maps`, are those of the first method.
 
     Attributes:
         tokens: The tokens as a person reads them, special tokens included; the words, if words were explained.
@@ -145,7 +145,7 @@ class Explanation:
 
         .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert
 
-        s are the method's shares and b those of the truth. It is the part of the shares that lies on the same tokens.
+        s are the method's shares and b the truth's shares. It is the part of the shares that lies on the same tokens.
         A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
         """
         truth = self.truth

@@ -215,7 +215,7 @@ def method_color(method: str) -> str:
 
 
 def method_mark(method: str) -> str:
-    """The mark of a method, which differs from those of its family. A star: the layer that decides."""
+    """The mark of a method, which is unique in its family. A star: the layer that decides."""
     # The mark of a method of the user's own depends on its name only, so that it is the same in every process.
     own = _MARKS[crc32(method.encode()) % len(_MARKS)]
     return "*" if _base(method) != method else _LOOKS.get(method, ("", own))[1]

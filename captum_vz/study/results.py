@@ -183,7 +183,7 @@ class Study:
 
     @property
     def examples(self) -> list[Example]:
-        """All examples of the study, those of earlier starts too."""
+        """All examples of the study, also of earlier starts."""
         return [
             example for block in store.blocks_of(self.settings) for example in store.read_examples(self.folder, block)
         ]

@@ -84,7 +84,7 @@ def run_study(
     Args:
         models: What :func:`captum_vz.explain` takes, several names, or a mapping from names to these, or to functions
             that return a model and its tokenizer, which are called only if work is left. A model is moved to the device
-            of the process, and back. Its weights are compared with those of the finished parts.
+            of the process, and back. Its weights are compared with the weights of the finished parts.
         examples: :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table of pyarrow, or
             a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study, which then grows.

@@ -192,7 +192,7 @@ class Pair:
         return falls
 
     def _difference(self, logits: Tensor) -> Tensor:
-        """The logit of the right form minus that of the wrong one, `(batch,)`."""
+        """The logit of the right form minus the logit of the wrong form, `(batch,)`."""
         good, bad = logits[:, self.target, self.answers].double().cpu().unbind(-1)
         return good - bad
 

@@ -117,7 +117,7 @@ def add_rows(
     rows: Sequence[Row],
     made: Mapping[str, Any],
 ) -> None:
-    """Merge new rows into the part of a model and a block, in the place of older ones.
+    """Merge new rows into the part of a model and a block. They replace older rows.
 
     They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has two
     entries: ``weights``, the fingerprint of the model, which all its parts share, and ``made_by``, for readers.

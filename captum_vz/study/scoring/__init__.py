@@ -211,7 +211,7 @@ class EvaluationBatch:
 
 
 def removal_of(tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
-    """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
+    """What replaces a removed token in a :class:`~captum_vz.metrics.Prediction`, and its name in words.
 
     "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without one, its mask;
     without both, the mean word vector. An unknown token that ends documents, as in GPT-2, does not count as one.
