@@ -205,7 +205,7 @@ def stacked(heights: Sequence[float], models: int) -> tuple[Figure, list[Axes]]:
 
 
 def _base(method: str) -> str:
-    """The method whose layer decides, of NAME:deciding; the method itself, of others."""
+    """The method without ":deciding" in its name."""
     return method.removesuffix(f":{DECIDING}")
 
 
@@ -243,7 +243,7 @@ def is_single_layer(method: str) -> bool:
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
-    """Methods in their order in all figures: families together, those of the user's own after them, controls last."""
+    """Methods in their order in all figures: families together, then the user's own methods, controls last."""
     first = [f"{name}{word}" for name in _LOOKS if name not in _CONTROLS for word in ("", f":{DECIDING}")]
     given = list(dict.fromkeys(methods))
     own = [name for name in given if name not in (*first, *_CONTROLS)]
@@ -263,7 +263,7 @@ def metric_title(metric: str) -> str:
 
 
 def last_layers(rows: DataFrame) -> DataFrame:
-    """For each method the row of its last layer, or its only row, in the order of all figures."""
+    """The row of each method's last layer, or its only row, in the order of all figures."""
     last = rows.groupby("method", sort=False).tail(1).set_index("method", drop=False)
     return last.loc[in_order(last["method"])].reset_index(drop=True)
 

@@ -92,7 +92,7 @@ class Study:
 
     @property
     def summary(self) -> DataFrame:
-        """For each model, method, layer, group and metric the mean, its interval, and the numbers of examples.
+        """The mean, its interval and the numbers of examples, for each model, method, layer, group and metric.
 
         The columns are ``model``, ``method``, ``layer``, ``group`` ("all": all examples), ``metric``, ``mean``,
         ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have no value, because
@@ -102,9 +102,9 @@ class Study:
 
     @property
     def differences(self) -> DataFrame:
-        """For each model, metric and pair of methods their paired difference, in the last layers over all examples.
+        """The paired difference of each pair of methods, for each model and metric: last layers, all examples.
 
-        The columns are ``model``, ``metric``, and those of :class:`~captum_vz.metrics.Difference`.
+        The columns are ``model``, ``metric``, and the fields of :class:`~captum_vz.metrics.Difference`.
         """
         return self._table(DIFFERENCES)
 
@@ -118,9 +118,9 @@ class Study:
         return table.fillna(dict.fromkeys(names, ""))
 
     def means(self, metrics: Iterable[str] | None = None, digits: int = 3) -> dict[str, DataFrame]:
-        """For each model a table in words, methods by metrics: the mean over all examples, and its interval.
+        """A table for each model, methods by metrics: the mean over all examples, and its interval.
 
-        Means are those of a method's last layer. Without `metrics`, all metrics of the folder are shown.
+        Means are of a method's last layer. Without `metrics`, all metrics of the folder are shown.
         """
         last = self.summary.query(f"group == {ALL!r}").groupby(["model", "method", "metric"], sort=False).tail(1)
         last = last.assign(cell=[with_interval(one.mean, one.low, one.high, digits) for one in last.itertuples()])

@@ -78,9 +78,9 @@ def value_patching(
 
     The weights of the attention stay those that the model computes. Each token is patched alone.
 
-    The example has ``other_cue``, and its two sentences have equally many tokens. Without `layers`, they are those of
-    :func:`~captum_vz.find_layers`. Row l patches the value in layer l only or, `together`, in layers 0 to l at once,
-    for methods that join layers.
+    The example has ``other_cue``, and its two sentences have equally many tokens. Without `layers`, all layers of
+    :func:`~captum_vz.find_layers` are patched. Row l patches the value in layer l only or,
+    `together`, in layers 0 to l at once, for methods that join layers.
 
     Raises:
         BadExampleError: The example has no other cue, no two forms of one token each, or sentences of other lengths.
@@ -112,9 +112,9 @@ def activation_patching(
 
 
 class Pair:
-    """Two texts of equally many tokens as inputs of a model. What is known of the clean passes serves all patches.
+    """Two texts of equally many tokens as inputs of a model. All patches share the clean passes.
 
-    The answers are two entries of the logits at `target`: d is the logit of the first minus that of the second.
+    The answers are two entries of the logits at `target`: d is the logit of the first minus the logit of the second.
     """
 
     @torch.no_grad()
