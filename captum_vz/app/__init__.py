@@ -52,7 +52,7 @@ def explain(
     stack: str | None = None,
     prompt_name: str | Sequence[str] | None = None,
 ) -> Explanation:
-    """What a model says about a text, an image or a sound, and how much each of its tokens has to do with it.
+    """What a model predicts for a text, an image or a sound, and how much each token contributes to the prediction.
 
     ============================ ======================================= ==================================
     a model with a head for      explains                                by default
@@ -105,7 +105,7 @@ def explain(
             scores of a method of your own, are added up.
         window: The number of tokens that are read together, for a text that is longer than the model takes; or a pair,
             this number and the number of tokens that two windows share (a quarter by default); or True: as many as
-            the model takes. No row looks outside its window. A label of the whole text is that of the mean logits, and
+            the model takes. No row looks outside its window. The label of a whole text follows from mean logits, and
             its scores are the mean of the windows' effects.
         stack: The stack of layers, if the model has several: "encoder", "decoder", or a name as
             :func:`captum_vz.find_layers` takes it.
@@ -114,7 +114,7 @@ def explain(
 
     Returns:
         An :class:`~captum_vz.result.Explanation`: rows, tokens, predictions; `plot()`, `view()`,
-        `to_pandas()`. Of an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`. Of a list an
+        `to_pandas()`. For an encoder-decoder a :class:`~captum_vz.generation.GenerationAttribution`, for a list an
         :class:`~captum_vz.result.Explanations`.
 
     Raises:
@@ -253,7 +253,7 @@ class _Run:
         self._known = dict[tuple[Any, ...], Tensor]()
 
     def part(self, name: str, method: Method, wanted: int | str | None, targets: Sequence[Target]) -> Part:
-        """What one method computes for some targets, at a layer, or in the one that decides; None: the last one."""
+        """What one method computes for some targets, at a layer, or in the layer that decides; None: the last layer."""
         layer = wanted if isinstance(wanted, int) else -1
         if wanted == DECIDING and not (self.is_whole and all(target.field or target.read for target in targets)):
             raise ArgumentError(
@@ -328,7 +328,7 @@ class _Run:
         return self._known[key]
 
     def _check_sources(self, count: int) -> None:
-        """Refuse a model that adds tokens. Of an image or a sound, only now the number of sources is known."""
+        """Refuse a model that adds tokens. The number of sources of an image or a sound is known only now."""
         if self.read.names:
             check_count(self.subject.model, count, len(self.read.names))
         elif not self.about:
@@ -368,7 +368,7 @@ class _Run:
 
 
 def _what_decides(run: _Run, found: Explanation, wish: Wish) -> list[str]:
-    """On which vectors the labels of words rest that hardly draw on values: mostly on the word's own."""
+    """A remark on labels of words that hardly depend on values: they depend mostly on the word's own vector."""
     rows = found.rows
     small = [place for place, row in enumerate(rows) if row.scores.abs().sum() < SMALL * abs(row.explained or 0)]
     if not small or not found.is_signed:

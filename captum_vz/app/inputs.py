@@ -150,7 +150,7 @@ class Input:
         return found
 
     def _joined(self, numbers: Sequence[Tensor], of_tokens: bool) -> Tensor:
-        """Numbers of the whole text: for each token those of its window; without an axis of tokens the mean."""
+        """Numbers of the whole text: each token has the numbers of its window; without an axis of tokens, the mean."""
         if len(numbers) == 1:
             return numbers[0]
         if not of_tokens:
@@ -212,7 +212,7 @@ def check_count(model: Any, count: int, known: int) -> None:
 
 
 def check_texts(text: Any, pair: Any) -> None:
-    """Refuse what is no text in the place of one. Several answers are a list of texts."""
+    """Refuse an object that is no text. Several answers are a list of texts."""
     if not isinstance(text, (str, Mapping)):
         raise ArgumentError(f"the text is of type {type(text).__name__}: pass a string.", "text")
     answers = pair if isinstance(pair, Sequence) and not isinstance(pair, (str, bytes)) else [pair]

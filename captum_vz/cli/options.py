@@ -29,6 +29,19 @@ def positive(word: str) -> int:
     return number
 
 
+def sentence(word: str) -> str:
+    """A type of the command line: a text in UTF-8 that is not empty."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError("the text is empty: there is no token to explain")
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
+        raise argparse.ArgumentTypeError(
+            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal"
+        ) from error
+    return word
+
+
 def method_name(word: str) -> str:
     """A type of the command line: the name of a method, or "all"."""
     registry = sys.modules.get("captum_vz.methods.registry")  # a program may have added methods of its own
@@ -91,7 +104,7 @@ def model_name(word: str) -> str:
 
 def layer(more: str = "", default: int | None = None) -> dict[str, Any]:
     """The option `--layer`."""
-    word = "or deciding: where the token reads what the decision rests on"
+    word = "or deciding: the layer in which the token reads what the decision rests on"
     told = f"index from 0; negative counts from the end, {word}{more} (default: the last)"
     return option(told, "N", type=layer_number, default=default)
 
@@ -150,6 +163,7 @@ COMMANDS: Final = {
             "text": option(
                 "a sentence, in which [MASK] stands for the model's own mask token; or the file of an image or sound",
                 "TEXT",
+                type=sentence,
             ),
             "--pair": option("a second text: the text of an answer; the answers to choose from", "TEXT", nargs="+"),
             "--prompt-name": option("an encoder of sentences: its prompt, or those of both texts", "NAME", nargs="+"),
@@ -164,13 +178,13 @@ COMMANDS: Final = {
                 "value-zeroing; for labels, answers and with --target or --foil value-zeroing-effect, or with --layer "
                 "value-zeroing-effect-layer"
             ),
-            "--layer": layer("; the last layer of joined maps"),
+            "--layer": layer("; joined maps end at this layer"),
             "--words": groups("zero the tokens of a word together, and score words", True),
             "--clauses": groups("the same for clauses, up to a comma, semicolon or colon", "clauses"),
             "--sentences": groups("the same for sentences", "sentences"),
             "--window": count(
-                "read a long text in windows of N tokens, of which neighbours share a second number (default: as many "
-                "as the model takes, a quarter shared)",
+                "read a long text in windows of N tokens; a second number says how many tokens two windows share "
+                "(default: as many as the model takes, a quarter shared)",
                 nargs="*",
             ),
             "--maps": flag("pages, pictures and JSON of models with more than 12 layers: all maps, of all tokens"),
@@ -190,7 +204,7 @@ COMMANDS: Final = {
             'compare "what a film" --model my-classifier --target POSITIVE --foil NEGATIVE',
         ),
         {
-            "text": option("a sentence; [MASK] stands for the model's own mask token", "TEXT"),
+            "text": option("a sentence; [MASK] stands for the model's own mask token", "TEXT", type=sentence),
             "--model": model("agreement"),
             "--methods": option(
                 f"of {', '.join(METHODS)}, or all: {MANY} (default: {', '.join(COMPARED_METHODS)})",
@@ -209,8 +223,8 @@ COMMANDS: Final = {
                 "falls, and how far each method agrees with this, from 0 to 1; needs the extra study"
             ),
             "--patch": option(
-                "another truth, by value patching: a word of the text, and a word of as many tokens, in whose text the "
-                "values of each token are read",
+                "another truth, by value patching: a word of the text, and a word of as many tokens that replaces it; "
+                "each token then has its values from the text with the other word",
                 ("WORD", "OTHER"),
                 nargs=2,
             ),
@@ -229,7 +243,7 @@ COMMANDS: Final = {
             'generate "the pictures of some hat" --output steps.png --json',
         ),
         {
-            "text": option("the prompt", "TEXT"),
+            "text": option("the prompt", "TEXT", type=sentence),
             "--model": model("causal"),
             "--max-new-tokens": count("the most new tokens", 8),
             "--sample": option("sample with this seed (default: the likeliest tokens)", "SEED", type=int),
@@ -270,7 +284,7 @@ COMMANDS: Final = {
             "--csv": path(
                 "sentences: tables with the columns text, target, cue, good and bad, in words", nargs="+", default=[]
             ),
-            "--grammar": count("sentences: so many of the package's own grammar"),
+            "--grammar": count("sentences: N of the package's own grammar"),
             "--model": model("agreement") | {"nargs": "+", "default": ["agreement"]},
             "--methods": option(
                 f"of {', '.join(METHODS)}, NAME:deciding (of those with a map for each layer: for each sentence the "
@@ -278,7 +292,7 @@ COMMANDS: Final = {
                 "METHOD",
                 nargs="+",
             ),
-            "--limit": count("the most sentences; of more, N evenly spaced ones"),
+            "--limit": count("at most N sentences, evenly spaced"),
             "--metrics": option(
                 "such as cue_dot:content (without special tokens and the target), blank_out:mask:size and sanity, or "
                 "of a plugin; a wrong name lists all (default: cue_dot, cue_ap, blank_out)",
@@ -314,7 +328,7 @@ COMMANDS: Final = {
             'verify "some hat [MASK] small." --json',
         ),
         {
-            "text": option("a sentence (default: one of the package)", "TEXT", nargs="?"),
+            "text": option("a sentence (default: one of the package)", "TEXT", nargs="?", type=sentence),
             "--model": model("agreement"),
             "--verbose": flag("print a table of all checks, also if they pass"),
             "--json": flag("print all checks of all layers as JSON"),

@@ -36,18 +36,6 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         say("")
 
 
-def check_text(text: str) -> None:
-    """Refuse a text that is empty, or not in UTF-8."""
-    if not text.strip():
-        raise ArgumentError("the text is empty: there is no token to explain.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # Python passes bytes of the command line on as surrogates
-        raise ArgumentError(
-            f"the text is no UTF-8 at character {error.start}: pass it in UTF-8, the encoding of the terminal."
-        ) from error
-
-
 def check_files(picture: Path | None = None, page: Path | None = None) -> None:
     """Refuse files that cannot be written, before anything is computed."""
     from matplotlib.backend_bases import FigureCanvasBase

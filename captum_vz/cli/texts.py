@@ -13,7 +13,7 @@ from torch import Tensor
 
 import captum_vz
 from captum_vz._start import is_terminal, room, tell
-from captum_vz.cli.output import check_files, check_text, name_files, page_origin, save_page, save_picture, working
+from captum_vz.cli.output import check_files, name_files, page_origin, save_page, save_picture, working
 from captum_vz.errors import ArgumentError, renamed
 from captum_vz.generation import GenerationAttribution, attribute_generation
 from captum_vz.generation.attribute import default_method
@@ -39,7 +39,6 @@ AGREEMENT_TEXT: Final = "the pictures of some hat [MASK] scaring marcus."
 
 def explain(options: argparse.Namespace) -> None:
     """Explain, print and draw."""
-    check_text(options.text)
     check_files(options.output, options.html)
     window, pair, prompt = options.window, options.pair, options.prompt_name
     if window is not None and len(window) > 2:
@@ -73,7 +72,6 @@ def explain(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Compare, print and draw."""
-    check_text(options.text)
     check_files(options.output, options.html)
     methods = "all" if options.methods == ["all"] else options.methods
     names = DEFAULT_METHODS if methods == "all" else methods or COMPARED_METHODS
@@ -193,7 +191,6 @@ def generate(options: argparse.Namespace) -> None:
     most, step = options.max_new_tokens, options.step
     if step is not None and not -most <= step < most:
         raise ArgumentError(f"--step {step} is out of range: --max-new-tokens is {most}.")
-    check_text(options.text)
     check_files(options.output, options.html)
     with working(f"loading {options.model}") as say:
         subject = subject_of(options.model)
@@ -255,7 +252,6 @@ def _mask(found: GenerationAttribution, given: list[str], has_encoder: bool) -> 
 def verify(options: argparse.Namespace) -> None:
     """Verify the model and print the report. If a check fails, it exits with status 1."""
     text = options.text or (AGREEMENT_TEXT if options.model == AGREEMENT else TEXT)
-    check_text(text)
     with working(f"loading {options.model}") as say:
         subject = text_subject_of(options.model)
         prepared = prepare_text(subject.model, subject.tokenizer, text)

@@ -217,7 +217,7 @@ def _explain_options(gr: Any, answers: Answers) -> list[Any]:
         target = field("Target", info, "target", max_length=64)
         foil = field("Foil", "Explain the target rather than this label or word.", "foil", max_length=64)
     with gr.Row():
-        info = "Such as the other sentence of a minimal pair. Its view stands below the first one."
+        info = "Such as the other sentence of a minimal pair. Its view is below the first one."
         other = field("Compare with another text", info, "other")
         info = "The text of an answer, or the other of two texts. For multiple choice one answer a line."
         pair = field("Second text", info, "pair", lines=2)

@@ -268,7 +268,7 @@ class Files:
 
 
 def _table(found: Explanation, is_text: bool) -> str:
-    """The shares of all methods. Of an image or a sound, the sources that have most of the first method."""
+    """The shares of all methods. For an image or a sound: the sources with the largest shares of the first method."""
     caption, kept = f"{_sentence(found.first.heading(found.rows[0]))}, as shares", None
     if not is_text and len(found.tokens) > MOST_SOURCES:
         largest = found.scores.abs().topk(MOST_SOURCES).indices.tolist()

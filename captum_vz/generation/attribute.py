@@ -67,7 +67,7 @@ def attribute_generation(
             (model, layers) that returns a method, the method itself, or a function of a batch. In a model with an
             encoder, a class computes maps of the cross-attention, and :class:`~captum_vz.ALTIPlus` includes the
             encoder. Methods whose sources are not the tokens of the prompt are then refused, such as rollouts. None:
-            "value-zeroing-rollout", with an encoder "value-zeroing". Of a model of twelve layers or more "decision",
+            "value-zeroing-rollout", with an encoder "value-zeroing", with twelve layers or more "decision",
             with Value Zeroing in the layer that decides, because a product of many maps ends in its first column.
         max_new_tokens: The largest number of new tokens. None: 25, unless `max_length` is passed.
         tokenizer: The tokenizer of a model that is passed alone. Captum's `TokenizerLike` is enough. None: prompts are

@@ -31,8 +31,8 @@ class DecisionMethod(Method):
     constants. Only positive amounts count. All are 0 for the first token, on which many layers draw without need, and
     for the explained token. :math:`R` sums to 1, or is 0 if no other token supports the decision.
 
-    Both views err, and seldom together. Of texts whose deciding word is known, it has the largest score in SmolLM2 and
-    in Gemma 3 by the effect in 0.89 and 0.98, by the relevance in 0.98 and 0.93, and by their mean in 0.97 and 1.00.
+    Both views err, and seldom together. In texts whose deciding word is known, this word has the largest score by the
+    effect in 0.89 (SmolLM2) and 0.98 (Gemma 3), by the relevance in 0.98 and 0.93, by their mean in 0.97 and 1.00.
     For a next word without a foil, R is the relevance of its log-probability.
     """
 
@@ -82,7 +82,7 @@ class DecisionMethod(Method):
 
 @dataclass(frozen=True, eq=False)
 class DecidingMethod(Method):
-    """For each row that of the layer in which the token reads what the decision rests on.
+    """For each row, the row of the layer in which the token reads what the decision rests on.
 
     See :func:`~captum_vz.functional.deciding_layer`.
     """

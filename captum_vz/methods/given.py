@@ -89,7 +89,7 @@ class ForeignMethod(kinds.MadeMethod):
     layered: bool = field(default=False, kw_only=True)  #: whether there is a tensor for each layer
 
     def rows(self, subject: Subject, question: Question, features: Tensor | None) -> Sequence[Tensor]:
-        """The scores, those of a feature added up."""
+        """The scores. The scores of a feature's tokens are added up."""
         found, ids = self.found(subject, question), question.inputs.get("input_ids")
         rows = found if ids is None else checked(found, tuple(ids.shape), self.layered)
         return [added(one, features) for one in rows]
@@ -191,8 +191,8 @@ def built(kind: Callable[..., Any], subject: Subject) -> Any:
 def as_method(method: Any, *, layered: bool = False) -> Method:
     """What a user passes, as a method.
 
-    - a name of :data:`~captum_vz.study.METHODS`. Of methods with a map for each layer, "NAME:deciding" has for each
-      example the row of the layer in which the token reads what the decision rests on, see
+    - a name of :data:`~captum_vz.study.METHODS`. "NAME:deciding", for a method with a map for each layer, has for
+      each example the row of the layer in which the token reads what the decision rests on, see
       :func:`~captum_vz.functional.deciding_layer`;
     - a :class:`~captum_vz.study.Method`;
     - a class: of this package, of Captum, or one that is built with the model and its layers and has `attribute`;

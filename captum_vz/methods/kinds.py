@@ -59,7 +59,7 @@ class LayerMethod(MapMethod):
 
     @property
     def explains_output(self) -> bool:
-        """Whether the maps are those of a number of the output, such as attention times its gradient."""
+        """Whether the maps explain a number of the output, such as attention times its gradient."""
         return bool(getattr(unwrapped(self.kind), "explains_output", False))
 
     def in_one_pass(self, subject: Subject, question: Question) -> bool:
@@ -82,7 +82,7 @@ class JoinedMethod(MapMethod):
 
     joins = True
 
-    maps: Any = None  #: the class of the maps, which several methods then compute once; None: those of `kind`
+    maps: Any = None  #: the class of the maps, which several methods then compute once; None: the maps of `kind`
     layered: bool = True  #: whether maps are joined up to each layer; else only through all layers, because it is slow
 
     @property
@@ -99,7 +99,7 @@ class JoinedMethod(MapMethod):
 
     @property
     def explains_output(self) -> bool:
-        """Whether the joined maps are those of a number of the output."""
+        """Whether the joined maps explain a number of the output."""
         return bool(getattr(getattr(self.kind, "maps", None), "explains_output", False))
 
     @property

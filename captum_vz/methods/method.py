@@ -34,8 +34,8 @@ class Question:
     Attributes:
         inputs: What the model takes, by keyword.
         token: The position of the token whose row is scored, not negative. A list: one for each row.
-        target: What methods explain that explain the output. For each row a class, or a whole index of its logit. Or a
-            function that reads the explained number from an output. None: the class that the model predicts.
+        target: The number of the output that is explained: for each row a class, or a whole index of its logit. Or a
+            function that reads this number from an output. None: the class that the model predicts.
         foil: What is subtracted from it, for each row a class or an index. None: nothing.
         attention: "self", or "cross": rows of a decoder, whose sources are the tokens of its encoder.
         grows: Whether the rows are steps of a text that grows, such as a generated one. Each row then explains the text
@@ -101,7 +101,7 @@ class Question:
     def asked(self, subject: Subject) -> dict[str, Any]:
         """The target and the foil as arguments of `attribute`: a function, or indices of the logits, one for each row.
 
-        Of classes, one run of the model shows where the output has them.
+        If classes are asked for, one run of the model shows which axis of the output they index.
         """
         if callable(self.target):
             return {"target": self.target, "foil": None}

@@ -83,7 +83,7 @@ DEEP: Final = 12
 
 
 def known_methods() -> dict[str, Method]:
-    """All methods by their names. Of methods with a map for each layer, NAME:deciding has the layer that decides."""
+    """All methods by their names, and NAME:deciding for each method with a map for each layer."""
     decision = METHODS[DECISION]
     deciding = {
         f"{name}:{DECIDING}": DecidingMethod(f"{one.title}, the layer that decides", one, decision)

@@ -89,7 +89,7 @@ class Prediction:
         model: Called as `model(input_ids=..., attention_mask=...)`, without gradients. It returns logits `(batch,
             tokens, vocabulary)`, or an object with such `logits`, as transformers' models do.
         sentences: The sentences, with the position of the answer, and the forms among which the model chooses.
-        removal: The id of the token in the place of removed ones (`tokenizer.unk_token_id`,
+        removal: The id of the token that replaces removed tokens (`tokenizer.unk_token_id`,
             `tokenizer.mask_token_id`), or "mean": the mean of all word vectors, for models of transformers, which take
             `inputs_embeds`; or "delete". The unknown token of many causal models ends documents: pass "mean" for them.
         over: What the probabilities sum to 1 over: the "forms", or the "vocabulary".
@@ -167,12 +167,12 @@ class Prediction:
         return found.exp() if self.over == "vocabulary" else found.sigmoid()
 
     def lead(self, answer: Tensor, examples: Tensor | None = None, removed: Tensor | None = None) -> Tensor:
-        r"""The logarithm of the probability of an answer, among forms that of its odds.
+        r"""The logarithm of the probability of an answer, or of its odds among forms.
 
         .. math:: \log p(y \mid x) \quad\text{or}\quad
             \log \frac{p(y \mid x)}{1 - p(y \mid x)} = o_y - \log \textstyle\sum_{y' \in Y \setminus y} \exp(o_{y'})
 
-        Of two forms, the log-odds are the difference of their log-probabilities. Unlike a probability, both are as
+        With two forms, the log-odds are the difference of their log-probabilities. Unlike a probability, both are as
         steep where the model is sure. The arguments are those of :meth:`probability`.
         """
         examples = torch.arange(len(self.ids)) if examples is None else examples
@@ -195,7 +195,7 @@ class Prediction:
         return torch.tensor([self._known[key][column] for key in keys], dtype=torch.float64)
 
     def _check(self, found: Tensor, answer: Tensor, asked: Tensor, rounding: float) -> None:
-        """Run a few sentences alone as well, if those of a batch may affect each other."""
+        """Run a few sentences alone as well, if sentences of a batch may affect each other."""
         if self.batch_size == 1 or len(asked) == 1 or keeps_examples_apart(self.model):
             return
         order = found[:, 0].argsort()

@@ -127,7 +127,7 @@ def soft_sufficiency(prediction: Prediction, scores: Tensor, samples: int = 10, 
 
 
 def _soft(prediction: Prediction, scores: Tensor, samples: int, seed: int, kept: bool) -> Tensor:
-    """The fall of the probability in perturbed sentences, divided by that in empty ones, `(batch,)`."""
+    """The fall of the probability in perturbed sentences, divided by the fall in empty sentences, `(batch,)`."""
     content = prediction.content
     values, keep = scores_of_ids(scores, content)
     if (values[keep] < 0).any() or values[keep].isinf().any():

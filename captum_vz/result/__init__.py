@@ -1,6 +1,6 @@
 """The one result of `explain`, `compare` and `attribute_generation`: rows x layers x tokens, by methods.
 
-Here stand the explanations of several texts: a table, and a picture of their words.
+This file has the explanations of several texts: a table, and a picture of their words.
 """
 
 from __future__ import annotations

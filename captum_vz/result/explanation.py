@@ -32,13 +32,13 @@ Predictions = list[tuple[str, float]]  #: what a model predicts, with probabilit
 class Explanation:
     """What :func:`captum_vz.explain` and :func:`~captum_vz.study.compare` return. It prints, and a notebook shows it.
 
-    The properties that are named after one method, such as `scores` and `maps`, are those of the first method.
+    Properties of one method, such as `scores` and `maps`, are those of the first method.
 
     Attributes:
         tokens: The tokens as a person reads them, special tokens included; the words, if words were explained.
         parts: What each method computed, by its name.
         task: What the model does: "sequence-classification", "masked-lm" and so on.
-        predictions: What the model predicts, with probabilities: labels, words, an answer. Of a regression its number.
+        predictions: What the model predicts, with probabilities: labels, words, an answer. A regression: its number.
         words: The number of each token's word in the text.
         special: Whether each token begins, ends or pads texts. Masks and unknown words are content.
         raw_tokens: The tokens as the vocabulary writes them.
@@ -105,7 +105,7 @@ class Explanation:
 
     @property
     def is_signed(self) -> bool:
-        """Whether scores are amounts of an output, with signs, and no shares that sum to 1."""
+        """Whether scores are signed amounts of an output. Otherwise they are shares that sum to 1."""
         return self.first.method.is_signed
 
     @property
@@ -143,7 +143,7 @@ class Explanation:
 
         .. math:: 1 - \tfrac12 \textstyle\sum_j \lvert s_j - b_j \rvert
 
-        s are the method's shares and b those of the truth. It is the part of the shares that lies on the same tokens.
+        s are the method's shares and b the truth's shares. It is the part of the shares that lies on the same tokens.
         A token that is not blanked out has the truth 0. NaN if blanking out changes nothing.
         """
         truth = self.truth
@@ -161,8 +161,8 @@ class Explanation:
     def plot(self, *, maps: bool = False, **options: Any) -> Figure:
         """The maps of all layers and their rollout, or the rows of a method without layer maps.
 
-        Of several methods a table: methods down, tokens across, the truth above them, and how far they agree. Of deep
-        models the rows of all layers, below what a next word rests on.
+        For several methods, a table: methods down, tokens across, the truth above them, and how far they agree. For
+        deep models, what a next word rests on, and below it the rows of all layers.
 
         Args:
             maps: Whether to compute the maps of a model with more than 12 layers.
@@ -302,7 +302,7 @@ class Explanation:
         return written(comma_separated([["token", "explained", *self.columns()], *rows]), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as lists. Of a model with more than 12 layers the rows of all layers, and no maps."""
+        """The numbers, as lists. A model with more than 12 layers: the rows of all layers, and no maps."""
         token = self.token
         found: dict[str, Any] = {"tokens": self.tokens, "layer": self.layer}
         apart = {name: numbers_of(one.shown) for name, one in self.parts.items() if one.apart is not None}

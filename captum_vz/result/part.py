@@ -39,8 +39,8 @@ class Maps:
     """The maps behind the rows of a method.
 
     Attributes:
-        layers: A map `(out, in)` for each layer; empty if the method has no layer maps. Of a text that was read in
-            windows the map of one layer, each row from the window in which its token has the most context.
+        layers: A map `(out, in)` for each layer; empty if the method has no layer maps. If the text was read in
+            windows: the map of one layer, each row from the window in which its token has the most context.
         rollout: The joined maps `(out, in)` through all layers; None if no method joins these maps.
         distances: Maps of Value Zeroing before rows are divided by their sums; empty for other methods.
     """

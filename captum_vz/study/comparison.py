@@ -47,14 +47,14 @@ def compare(
     The table shows shares, which are not negative and sum to 1. The result also holds raw scores, with their signs.
 
     Args:
-        model: What :func:`captum_vz.explain` takes. Of a model with encoder and decoder, the encoder is explained.
+        model: What :func:`captum_vz.explain` takes. In a model with encoder and decoder, the encoder is explained.
         text: A text, in which ``[MASK]`` stands for the tokenizer's own mask token, or what the tokenizer returned
             for one text, with tensors `(1, tokens)`.
         methods: What :func:`~captum_vz.study.as_method` takes, several, or a mapping from names to these. None: the
-            five of :data:`~captum_vz.study.COMPARED_METHODS`. "all": :data:`~captum_vz.study.DEFAULT_METHODS`. Of None
-            and of "all", methods that refuse this model are left out, and the table lists them with the reason.
-        target: What is explained by the methods that explain the output, see :func:`captum_vz.explain`, like
-            `text_pair`, `tokenizer` and `foil`. None: the model's prediction.
+            five of :data:`~captum_vz.study.COMPARED_METHODS`. "all": :data:`~captum_vz.study.DEFAULT_METHODS`. With
+            None and "all", methods that refuse this model are left out, and the table lists them with the reason.
+        target: The label or word that is explained, by methods that explain the output, see
+            :func:`captum_vz.explain`. None: the model's prediction.
         text_pair: A second text.
         tokenizer: The tokenizer of a model that is passed alone.
         foil: The word or label whose logit is subtracted from the target's logit. None: none.
@@ -141,8 +141,8 @@ def truth_of(
 
     .. math:: b_j = \ell(x) - \ell(x \setminus x_j), \qquad \ell(x) = \log p(y \mid x) - \log p(y' \mid x)
 
-    Without a foil y', the log-probability of y alone. :func:`captum_vz.study.scoring.removal_of` says what stands in
-    the place of a token. The explained token and special tokens are not replaced. With `patch`, each token has its
+    Without a foil y', the log-probability of y alone. :func:`captum_vz.study.scoring.removal_of` says what replaces
+    a token. The explained token and special tokens are not replaced. With `patch`, each token has its
     values in all layers from the other text instead, see :func:`~captum_vz.study.value_patching`.
 
     Raises:

@@ -71,8 +71,8 @@ def draw_summary(summary: DataFrame, metric: str) -> Figure:
     decides. Hollow marks show methods that join all layers up to this one, whose lines are dashed, and methods without
     layers, whose lines are dotted.
 
-    Of a `summary` as :attr:`Study.summary` has it, the group "all" is drawn, of models with a value. The figure is 3.3
-    inches wide; of several models, twice as wide.
+    The group "all" of a `summary` such as :attr:`Study.summary` is drawn, for models with a value. The figure is 3.3
+    inches wide, and twice as wide for several models.
     """
     if metric not in set(summary["metric"]):
         raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, summary['metric'].unique()))}.")
@@ -201,7 +201,7 @@ def stacked(heights: Sequence[float], models: int) -> tuple[Figure, list[Axes]]:
 
 
 def _base(method: str) -> str:
-    """The method whose layer decides, of NAME:deciding; the method itself, of others."""
+    """The method without ":deciding" in its name."""
     return method.removesuffix(f":{DECIDING}")
 
 
@@ -211,7 +211,7 @@ def method_color(method: str) -> str:
 
 
 def method_mark(method: str) -> str:
-    """The mark of a method, which differs from those of its family. A star: the layer that decides."""
+    """The mark of a method, which is unique in its family. A star: the layer that decides."""
     # The mark of a method of the user's own depends on its name only, so that it is the same in every process.
     own = _MARKS[crc32(method.encode()) % len(_MARKS)]
     return "*" if _base(method) != method else _LOOKS.get(method, ("", own))[1]
@@ -239,7 +239,7 @@ def is_single_layer(method: str) -> bool:
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
-    """Methods in their order in all figures: families together, those of the user's own after them, controls last."""
+    """Methods in their order in all figures: families together, then the user's own methods, controls last."""
     first = [f"{name}{word}" for name in _LOOKS if name not in _CONTROLS for word in ("", f":{DECIDING}")]
     given = list(dict.fromkeys(methods))
     own = [name for name in given if name not in (*first, *_CONTROLS)]

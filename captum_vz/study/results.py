@@ -85,7 +85,7 @@ class Study:
 
     @property
     def summary(self) -> DataFrame:
-        """For each model, method, layer, group and metric the mean, its interval, and the numbers of examples.
+        """The mean, its interval and the numbers of examples, for each model, method, layer, group and metric.
 
         The columns are ``model``, ``method``, ``layer``, ``group`` ("all": all examples), ``metric``, ``mean``,
         ``std``, ``low``, ``high``, ``examples`` (how many have a value), ``undefined`` (how many have no value, because
@@ -95,9 +95,9 @@ class Study:
 
     @property
     def differences(self) -> DataFrame:
-        """For each model, metric and pair of methods their paired difference, in the last layers over all examples.
+        """The paired difference of each pair of methods, for each model and metric: last layers, all examples.
 
-        The columns are ``model``, ``metric``, and those of :class:`~captum_vz.metrics.Difference`.
+        The columns are ``model``, ``metric``, and the fields of :class:`~captum_vz.metrics.Difference`.
         """
         return self._table(DIFFERENCES)
 
@@ -111,9 +111,9 @@ class Study:
         return table.fillna(dict.fromkeys(names, ""))
 
     def means(self, metrics: Iterable[str] | None = None, digits: int = 3) -> dict[str, DataFrame]:
-        """For each model a table in words, methods by metrics: the mean over all examples, and its interval.
+        """A table for each model, methods by metrics: the mean over all examples, and its interval.
 
-        Means are those of a method's last layer. Without `metrics`, all metrics of the folder are shown.
+        Means are of a method's last layer. Without `metrics`, all metrics of the folder are shown.
         """
         last = self.summary.query(f"group == {ALL!r}").groupby(["model", "method", "metric"], sort=False).tail(1)
         last = last.assign(cell=[with_interval(one.mean, one.low, one.high, digits) for one in last.itertuples()])
@@ -143,11 +143,9 @@ class Study:
         for (model, metric), rows in differences.groupby(["model", "metric"], sort=False):
             ties, count = tied_pairs(rows), counted(int(rows["examples"].max()), "sentence")
             few = f": {', '.join(ties)}" if len(ties) <= MOST_TIES else ""
-            told = f"{len(ties)} of {len(rows)} pairs of methods are not shown to differ ({count}){few}"
-            if len(ties) == len(rows):
-                told = f"none of {len(rows)} pairs of methods is shown to differ ({count})"
-            elif not ties:
-                told = f"all {len(rows)} pairs of methods differ ({count})"
+            told = f"{len(ties)} of {counted(len(rows), 'pair')} of methods not shown to differ ({count}){few}"
+            if not ties:
+                told = f"all {counted(len(rows), 'pair')} of methods differ ({count})"
             lines.append(f"{model}, {metric}: {told}")
         by = ["model", skipped["method"].fillna(""), skipped["metric"].fillna("")]
         for who, rows in skipped.groupby(by, sort=False):
@@ -178,7 +176,7 @@ class Study:
 
     @property
     def examples(self) -> list[Example]:
-        """All examples of the study, those of earlier starts too."""
+        """All examples of the study, also of earlier starts."""
         return [
             example for block in store.blocks_of(self.settings) for example in store.read_examples(self.folder, block)
         ]

@@ -1,4 +1,4 @@
-"""Models x methods x examples, part after part, by this process, by those of a launcher, or by Ray.
+"""Models x methods x examples, part after part: by this process, by processes of a launcher, or by Ray.
 
 Processes claim a missing part by a lock of its file in the folder, so they need not know each other.
 """
@@ -66,12 +66,12 @@ def run_study(
     skipped, and computed again at a new start. A file that was changed, or other weights, are an error.
 
     Any number of processes may call this function with the same arguments, also on machines that share the folder: a
-    process claims a part by a lock, and takes over those of processes that have died.
+    process claims a part by a lock, and takes over parts of processes that have died.
 
     A study grows: a call with other models, methods, metrics or examples adds them to the folder, and computes only
-    what is missing. The results are those of everything in the folder. Metrics that only read scores run no model. A
+    what is missing. The results cover everything in the folder. Metrics that only read scores run no model. A
     method or a metric whose source has changed is computed again. Metrics that a model cannot have are left out for
-    it, and its skipped examples say why. A method that fails costs its own rows, and the reason is recorded.
+    it, and its skipped examples say why. If a method fails, only its own rows are missing, and the reason is recorded.
 
     The folder holds ``study.json`` (the settings, the list of files, and what a reader needs to repeat the study),
     ``examples``, ``scores`` and ``values`` (Parquet files with rows), ``summary.csv``, ``differences.csv`` (of each
@@ -80,7 +80,7 @@ def run_study(
     Args:
         models: What :func:`captum_vz.explain` takes, several names, or a mapping from names to these, or to functions
             that return a model and its tokenizer, which are called only if work is left. A model is moved to the device
-            of the process, and back. Its weights are compared with those of the finished parts.
+            of the process, and back. Its weights are compared with the weights of the finished parts.
         examples: :class:`~captum_vz.study.Example` objects or dictionaries of their attributes, a table of pyarrow, or
             a `datasets.Dataset`. Their ids are all different.
         output: The folder. It may hold a study, which then grows.

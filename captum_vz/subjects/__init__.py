@@ -109,7 +109,7 @@ def subject_of(given: Any, tokenizer: Any = None, *, hub: bool = True, stack: st
 
 
 def text_subject_of(given: Any, tokenizer: Any = None) -> Subject:
-    """:func:`subject_of` for calls that read one text. Of a model with encoder and decoder, the encoder."""
+    """:func:`subject_of` for calls that read one text. A model with encoder and decoder: its encoder."""
     subject = subject_of(given, tokenizer).encoder
     if not subject.reads_text or subject.task == heads.CHOICE:
         raise ArgumentError(

@@ -67,7 +67,7 @@ def verify(
         tokenizer: The tokenizer of a model that is passed alone, for a text.
         additional_forward_args: Further arguments of `model`, as in `attribute`.
         attention: "self", or "cross" for the cross-attention of decoder blocks.
-        max_sources: The largest number of sources that the definition zeroes in a layer. Of more sources, evenly
+        max_sources: The largest number of sources that the definition zeroes in a layer. If there are more, evenly
             spaced ones are taken.
         advance: Called with the name of the next thing to check, such as "layer 0", for a progress bar.
 

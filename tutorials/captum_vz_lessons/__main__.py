@@ -98,7 +98,7 @@ def run_grade(options: argparse.Namespace) -> None:
             print(f"{grade.file}: {grade.problem}")
     if options.csv is not None:
         table.to_csv(options.csv)
-        print(f"{options.csv}: {len(grades)} notebooks")
+        print(f"table: {options.csv}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,8 +19,8 @@ from captum_vz.subjects import model_sources
 from captum_vz.testbed import agreement_sentences
 from paper.evaluations import reproduce
 
-DESCRIPTION = """Runs cue alignment, probing, faithfulness by blank-out, sanity checks and a truth by patching, of all
-methods, and writes tables, figures and a report to a folder. If it is started again, it continues there. Under
+DESCRIPTION = """Measures every method by cue alignment, probing, faithfulness by blank-out, sanity checks and patching,
+and writes tables, figures and a report to a folder. If it is started again, it continues there. Under
 `accelerate launch`, the processes share the work. A causal model reads the text up to the target; the row of its last
 token is scored, and sentences whose cue comes later are skipped."""
 

@@ -24,7 +24,7 @@ _NUMBERED: Final = {"a", "an", "this", "that", "these", "those", "many", "most",
 
 @dataclass(frozen=True)
 class BlimpSelection:
-    """The sentences that a study uses, and how many pairs are left out. Its string is a sentence on both.
+    """The sentences that a study uses, and how many pairs are left out. Its string tells both.
 
     The examples have paradigms as groups and "singular" or "plural" as labels. A study skips an example without a cue,
     for which the rule of its paradigm finds none.
@@ -56,7 +56,7 @@ def select_blimp(
     They are the halves of the five paradigms of `Mohebbi et al. 2023
     <https://aclanthology.org/2023.eacl-main.245>`_ that the embedded models were not trained on
     (:func:`~captum_vz.testbed.held_out`). As in the paper, a pair is left out if one of its forms is not a single
-    token. Of the paradigm :data:`UNBALANCED`, as many singular verbs are drawn as there are plural ones.
+    token. The paradigm :data:`UNBALANCED` gives as many singular verbs as it has plural ones.
 
     Args:
         blimp: The folder with BLiMP's `.jsonl` files, `data` in https://github.com/alexwarstadt/blimp.

@@ -20,7 +20,7 @@ from captum_vz.text import record_spans
 
 #: The difference of the logits of the two forms that a pair must have, and that the other cue must take away.
 LEAST_DIFFERENCE: Final = 1.0
-#: The share of d(x) - d(x') that the patches of a layer must take away in all. Of less, rounding has much of the truth.
+#: The share of d(x) - d(x') that the patches of a layer must take away in all. Below it, rounding is much of the truth.
 LEAST_SHARE: Final = 0.01
 
 
@@ -107,9 +107,9 @@ def activation_patching(model: Any, tokenizer: Any, example: Example, *, togethe
 
 
 class Pair:
-    """Two texts of equally many tokens as inputs of a model. What is known of the clean passes serves all patches.
+    """Two texts of equally many tokens as inputs of a model. All patches share the clean passes.
 
-    The answers are two entries of the logits at `target`: d is the logit of the first minus that of the second.
+    The answers are two entries of the logits at `target`: d is the logit of the first minus the logit of the second.
     """
 
     @torch.no_grad()
@@ -186,7 +186,7 @@ class Pair:
         return falls
 
     def _difference(self, logits: Tensor) -> Tensor:
-        """The logit of the right form minus that of the wrong one, `(batch,)`."""
+        """The logit of the right form minus the logit of the wrong form, `(batch,)`."""
         good, bad = logits[:, self.target, self.answers].double().cpu().unbind(-1)
         return good - bad
 

@@ -52,7 +52,7 @@ _NAMES: Final = ("captum_vz", "models", "methods", "metrics", "examples", "parts
 
 
 def own_device() -> torch.device:
-    """The device of this process, of those that a launcher started on this machine."""
+    """The device of this process, if a launcher started several on this machine."""
     # Rollouts are products in float64, which Apple's GPUs do not support.
     kind = next((one for one in ("cuda", "xpu") if getattr(torch, one).is_available()), "cpu")
     if kind == "cpu" or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
@@ -66,13 +66,13 @@ def digest(*parts: Any) -> str:
 
 
 def fingerprint(model: Any, tokenizer: Any, weights: str | None = None) -> str:
-    """A digest of a model's class, of all its weights (given if their digest is known), and of the vocabulary."""
+    """A digest of a model's class, weights and vocabulary. The digest of the weights is given if it is known."""
     vocabulary = digest(sorted(tokenizer.get_vocab().items()))
     return digest(type(model).__name__, weights or weights_fingerprint(model), len(tokenizer), vocabulary)
 
 
 def check_weights(folder: Path, settings: Mapping[str, Any], name: str, weights: str) -> None:
-    """Refuse a model with other weights than those that made its finished parts."""
+    """Refuse a model whose finished parts were made with other weights."""
     if {settings["holds"][part["holds"]]["weights"] for part in settings["parts"].get(name, {}).values()} - {weights}:
         raise ValueError(f"{folder} was made with other weights of the model {name!r}: pass these, or another folder.")
 
@@ -128,7 +128,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def latest(folder: Path, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of the settings of a study; once more, if another process replaces its files meanwhile."""
+    """What `read` returns for the settings of a study. It runs again if another process replaces files meanwhile."""
     while True:
         settings = read_settings(folder)
         try:

@@ -104,7 +104,7 @@ def add_rows(
     rows: Sequence[Row],
     made: Mapping[str, Any],
 ) -> None:
-    """Merge new rows into the part of a model and a block, in the place of older ones.
+    """Merge new rows into the part of a model and a block. They replace older rows.
 
     They are the scores and values of all that was lacking, and reasons in ``skipped``. `made` has two
     entries: ``weights``, the fingerprint of the model, which all its parts share, and ``made_by``, for readers.
@@ -168,7 +168,7 @@ def _broken(path: Path) -> ValueError:
 
 
 class Values(NamedTuple):
-    """The values of the metrics of one model, without those that other code than that of the settings made."""
+    """The values of the metrics of one model, without values that were made by other code than the settings name."""
 
     groups: np.ndarray  # of each example
     rows: DataFrame  # of values, with the place of the example, in this order; the layer -1 is none, and NaN undefined
@@ -201,7 +201,7 @@ def _held_pairs(settings: Mapping[str, Any], part: Mapping[str, Any]) -> Pairs:
 
 
 def _held(table: Any, settings: Mapping[str, Any], part: Mapping[str, Any]) -> DataFrame:
-    """The values and reasons of a part, or of several that hold the same, without those that other code made."""
+    """The values and reasons of a part, or of several that hold the same, without what other code made."""
     pairs, rows = _held_pairs(settings, part), table.to_pandas()
     methods = [(name, "") for name in settings["methods"] if is_held(settings, part, name)]
     return rows[_pairs(rows).isin([*pairs, *methods, *(("", metric) for _, metric in pairs), ("", "")])]

@@ -89,7 +89,7 @@ class Metric:
     version: str | None = None  #: names the code of a metric of your own; None: a digest of its source does
     own: bool = False  #: whether it is a metric of your own
     two_truths: bool = False  #: whether methods that join layers are compared with another truth than the others
-    removal: str | None = None  #: what stands in the place of a removed token, see :func:`removal_of`
+    removal: str | None = None  #: what replaces a removed token, see :func:`removal_of`
     words: tuple[str, ...] = ()  #: the words that may follow its name, each after a colon, see :func:`metric_named`
 
     @property
@@ -176,8 +176,8 @@ class EvaluationBatch:
     def prediction_of(self, removal: str = BLANK, over: Over = "forms") -> Prediction:
         """The model's prediction with tokens removed in one way. What it computes is kept for all metrics.
 
-        `removal` says what stands in the place of a removed token, see :func:`removal_of`, and `over` what the
-        probabilities sum to 1 over: the two "forms", or the "vocabulary".
+        `removal` says what replaces a removed token, see :func:`removal_of`. Probabilities sum to 1 `over` the two
+        "forms", or over the "vocabulary".
         """
 
         def made() -> Prediction:
@@ -202,10 +202,10 @@ class EvaluationBatch:
 
 
 def removal_of(tokenizer: Any, removal: str = BLANK) -> tuple[Removal, str]:
-    """What a :class:`~captum_vz.metrics.Prediction` puts in the place of a removed token, and its name in words.
+    """What replaces a removed token in a :class:`~captum_vz.metrics.Prediction`, and its name in words.
 
-    "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without one, its mask.
-    An unknown token that ends documents, such as that of GPT-2, is none. Without both, the mean word vector.
+    "mask": the tokenizer's mask. "delete": nothing. "blank": the tokenizer's unknown token or, without one, its mask;
+    without both, the mean word vector. An unknown token that ends documents, as in GPT-2, does not count as one.
     """
     known = content_specials(tokenizer)
     if removal == "delete":

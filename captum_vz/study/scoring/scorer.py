@@ -52,7 +52,7 @@ class Scorer:
     Ray Data's `map_batches` takes this class, with `fn_constructor_args=(model, tokenizer)`.
 
     Args:
-        model: A model of transformers in eval mode. Of a model with encoder and decoder, the encoder is explained.
+        model: A model of transformers in eval mode. In a model with encoder and decoder, the encoder is explained.
         tokenizer: Its tokenizer, a fast one.
         methods: Any of :func:`~captum_vz.study.as_method`, several, or a mapping from names to these. None:
             :data:`~captum_vz.study.DEFAULT_METHODS`.

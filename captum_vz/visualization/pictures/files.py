@@ -17,7 +17,6 @@ from xml.etree import ElementTree
 import torch
 from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure, FigureBase
 from torch import Tensor, nn
 
@@ -185,6 +184,8 @@ def _write(figure: Figure, save: Callable[..., None], target: Any, options: dict
 
     A file is written whole or not at all: on a full disk, matplotlib would leave a part of it, and lose an older file.
     """
+    from matplotlib.backends.backend_pdf import PdfPages  # its import takes longer than a picture
+
     path = os.fsdecode(target) if isinstance(target, (str, os.PathLike)) else None
     kind = options.pop("format", None) or os.path.splitext(path or "")[1][1:]
     if not kind:  # as matplotlib does
