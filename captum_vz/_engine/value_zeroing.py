@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 # The first replay that holds for a layer gives its map. A new replay is one file and one entry here.
 REPLAYS: tuple[Replay, ...] = (FoldedReplay(), PackedReplay(), PackedReplay(first_tensor_only=True), DefinitionReplay())
-# In layers of unknown code, the definition is the fastest replay of so few groups of sources.
-FEW_GROUPS = 8
+FEW_GROUPS = 8  # in layers of unknown code, the definition is the fastest replay of so few groups of sources
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,7 @@ def on_its_device(layer: nn.Module, arguments: Any) -> Any:
     return map_each(lambda x: x.to(device) if isinstance(x, Tensor) else x, arguments)
 
 
-# (index of the layer, its result), in the order in which the layers ran.
-LayerResults = list[tuple[int, Tensor]]
+LayerResults = list[tuple[int, Tensor]]  # (index of the layer, its result), in the order in which the layers ran
 
 
 @dataclass(eq=False, repr=False)

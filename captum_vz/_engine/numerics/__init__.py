@@ -116,8 +116,7 @@ class Setting:
         self.variable.set(self.outer)
 
 
-# Lets `once_a_pass` compute each time inside a `with` block.
-forgetting = partial(Setting, results_of_pass, None)
+forgetting = partial(Setting, results_of_pass, None)  # lets `once_a_pass` compute each time inside a `with` block
 # Lets attention compute all weights of a long text at once inside a `with` block, because all are used.
 _whole_weights: ContextVar[bool] = ContextVar("captum_vz_whole_weights", default=False)
 keeping_weights = partial(Setting, _whole_weights)

@@ -16,14 +16,11 @@ from torch import Tensor
 # A difference of vectors loses its digits when less than 1 / CANCELLATION of the vector is left.
 CANCELLATION = 64
 TOO_LITTLE_LEFT = "too little is left of the context, so its rounding errors would show"
-# Share of the largest entry by which a projection may differ when it is computed once more.
-PROJECTED = 1e-5
-# Upper bound on the rounding error of a layer's output, in units in the last place.
-OUTPUT_ROUNDING = 5
+PROJECTED = 1e-5  # share of the largest entry by which a projection may differ when it is computed once more
+OUTPUT_ROUNDING = 5  # upper bound on the rounding error of a layer's output, in units in the last place
 # Share of the largest entry by which another attention function may differ from torch's (a quantised one does).
 OTHER_ATTENTION = 0.03
-# Share of a position's largest entry by which two runs of a layer in half precision may differ.
-HALF_PRECISION = 0.02
+HALF_PRECISION = 0.02  # share of a position's largest entry by which two runs of a layer in half precision may differ
 
 
 class CannotReplayError(Exception):

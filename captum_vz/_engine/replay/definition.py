@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from captum_vz._engine.capture.layer_runner import LayerRunner
     from captum_vz._engine.structure import AttentionSite
 
-# From this number of runs of one layer on, a warning names their cost.
-MANY_RUNS = 64
-# How much larger than all values a value is that no window may overlook.
-LOUD_FACTOR = 8
+MANY_RUNS = 64  # from this number of runs of one layer on, a warning names their cost
+LOUD_FACTOR = 8  # how much larger than all values a value is that no window may overlook
 
 # How often the layer runs, and the runs, some at a time: a clean output `(batch, out, d)`, the outputs with values
 # zeroed `(n, batch, out, d)`, and the group that this is for each of them, `(n, batch, out)`, or NO_POSITION.

@@ -43,8 +43,7 @@ from captum_vz.functional.interventions import ZeroValue, contexts_after
 if TYPE_CHECKING:
     from captum_vz._engine.structure import AttentionSite
 
-# How many targets run first where a replay is likely to fail.
-FIRST_TARGETS = 8
+FIRST_TARGETS = 8  # how many targets run first where a replay is likely to fail
 # The number of noisy positions in the test of independence. They are nine tenths of all positions of that run.
 CROWD_SIZE = 60
 # Room for a fixed number may suffice for this crowd, and not for a chunk. So where positions may compete, a crowd as

@@ -36,8 +36,7 @@ NO_POSITION, MANY_POSITIONS = -1, -2
 # Copies run together, with a clean one among them, where at least so many fit in a chunk. With 10 of a layer of
 # swin-tiny on a CPU, this took 1.08 times as long as each alone, and with 20 as long.
 FEWEST_COPIES = 16
-# Outputs and values of a run, see `Windows.clean`.
-Outcome = tuple[Tensor, Tensor]
+Outcome = tuple[Tensor, Tensor]  # outputs and values of a run, see `Windows.clean`
 
 
 class Windows:

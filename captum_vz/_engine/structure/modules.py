@@ -31,8 +31,7 @@ T = TypeVar("T")
 # Packages whose classes of modules, and whose functions, count as library code.
 CLASSES = ("torch.nn.", "transformers.", "captum_vz._engine.")
 FUNCTIONS = (*CLASSES, "torch.", "contextlib.", "accelerate.hooks.")
-# What `nn.Module` itself keeps.
-NOT_SETTINGS = OWN_ATTRIBUTES | {BUFFERS}
+NOT_SETTINGS = OWN_ATTRIBUTES | {BUFFERS}  # what `nn.Module` itself keeps
 # Words in the names of classes whose tokens may compete for experts of limited capacity.
 COMPETING = re.compile("expert|router|moe|sparse", re.IGNORECASE)
 

@@ -112,8 +112,7 @@ class AttentionHandler:
 
 thread_handler: ContextVar[AttentionHandler | None] = ContextVar("captum_vz_handler", default=None)
 current_handler = thread_handler.get
-# Makes a handler the handler of this thread inside a `with` block.
-handled_by = partial(Setting, thread_handler)
+handled_by = partial(Setting, thread_handler)  # makes a handler the handler of this thread inside a `with` block
 
 
 def attention(

@@ -30,8 +30,7 @@ from captum_vz._engine.structure.modules import matrix
 from captum_vz._engine.taps.changes import Changes, original
 from captum_vz._private import tree_leaves, tree_map
 
-# If a larger share of rows has changed, selecting these rows costs more than it saves.
-MOST_CHANGED = 0.8
+MOST_CHANGED = 0.8  # if a larger share of rows has changed, selecting these rows costs more than it saves
 # A filter of warnings. warnings.catch_warnings leaves the filters of one thread to another.
 HOOKS_SEE_MODULES_TWICE = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), Warning, None, 0)
 # The cache that this thread fills, and the reader that answers in this thread.

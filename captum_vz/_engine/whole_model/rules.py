@@ -65,10 +65,8 @@ FACTORS: Final = {
     **dict.fromkeys(("Addmm", "Baddbmm", "Addbmm", "Addmv", "Addr", "Addcmul"), (1, 2)),
     "Trilinear": (0, 1, 2),
 }
-#: Scales, which are constants of a norm.
-SCALES: Final = _words("LinalgVectorNorm Norm Reciprocal Rsqrt Sqrt Std Var")
-#: Functions that make attention weights.
-SOFTMAX: Final = _words("Softmax SafeSoftmax")
+SCALES: Final = _words("LinalgVectorNorm Norm Reciprocal Rsqrt Sqrt Std Var")  #: scales, which are constants of a norm
+SOFTMAX: Final = _words("Softmax SafeSoftmax")  #: functions that make attention weights
 #: Attention in one operation: queries, keys, values, and perhaps a bias of the logits.
 ATTENTION: Final = re.compile(r"ScaledDotProduct\w*Attention|FlexAttention")
 

@@ -38,10 +38,8 @@ Activation: TypeAlias = Callable[[Tensor], Tensor]
 # By how much the scale of a norm of the attention's output may grow in a pair that is folded. In OLMo 2, errors reach
 # 2e-7 of the largest score for 8, and 3e-5 for 64. Other pairs are few, and are replayed one by one.
 INNER_GROWTH = 8
-# Number of float32 entries that the cache of one core holds.
-PIECE = 1 << 18
-# A module, its input and its output, `(n, features)`.
-Run = tuple[nn.Module, Tensor, Tensor]
+PIECE = 1 << 18  # number of float32 entries that the cache of one core holds
+Run = tuple[nn.Module, Tensor, Tensor]  # a module, its input and its output, `(n, features)`
 
 
 @dataclass(frozen=True)

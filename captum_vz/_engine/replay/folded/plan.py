@@ -14,10 +14,8 @@ from torch.nn import functional
 from captum_vz._engine.numerics import budget_of, first_tensor, for_query_heads
 from captum_vz._engine.replay import ReplayProblem
 
-# How many (source, head) vectors are folded at a time: enough that the product pays for its call.
-VECTORS = 1024
-# How many clean targets run to read a layer's structure.
-SAMPLED_TARGETS = 8
+VECTORS = 1024  # how many (source, head) vectors are folded at a time: enough that the product pays for its call
+SAMPLED_TARGETS = 8  # how many clean targets run to read a layer's structure
 # Share of the packed replay's products that folding must save: a margin, because sums may take longer than products.
 LEAST_SHARE = 0.1
 # How many times as many calls a norm of the attention's output takes. Measured: it pays from 34 tokens on at width 768.
