@@ -175,11 +175,7 @@ def record_spans(record: Record) -> list[tuple[int, int]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line that is not empty, from 1, and its object.
-
-    Raises:
-        ValueError: The file is not text in UTF-8, or a line is not a JSON object. The message names the line.
-    """
+    """The number of each line that is not empty, from 1, and its object. A ValueError names a line that has none."""
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")  # some programs write a byte order mark

@@ -279,36 +279,22 @@ def _check_apart(model: ModelGates, call: Call, tokens: Tensor, output: Any, dty
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a model on some distinct examples.
+    """What is known of a model on some distinct examples."""
 
-    Attributes:
-        model: The model, with its attentions.
-        tokens: Which sources are no padding, `(example, in)`.
-        end: Where padding begins that the model itself added. None: it added none.
-    """
-
-    model: ModelGates
-    tokens: Tensor
-    end: int | None
+    model: ModelGates  # with its attentions
+    tokens: Tensor  # which sources are no padding, `(example, in)`
+    end: int | None  # where padding begins that the model itself added; None: it added none
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the user's function on a batch of examples.
-
-    Attributes:
-        function: The function.
-        inputs: Its first argument, or a mapping of all arguments by their names.
-        further: The arguments after the first.
-        batch: The number of examples.
-        named: The keyword arguments of a call that also has positional ones.
-    """
+    """One call of the user's function on a batch of examples."""
 
     function: Callable[..., Any]
-    inputs: Any
-    further: tuple[Any, ...] | None
-    batch: int
-    named: dict[str, Any] = field(default_factory=dict)
+    inputs: Any  # the first argument, or a mapping of all arguments by their names
+    further: tuple[Any, ...] | None  # the arguments after the first
+    batch: int  # the number of examples
+    named: dict[str, Any] = field(default_factory=dict)  # the keyword arguments of a call that has positional ones too
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Call:

@@ -274,29 +274,17 @@ def _order(members: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ZeroedNumbers:
-    """The numbers of a model that lost some values.
+    """The numbers of a model that lost some values."""
 
-    Attributes:
-        model: The model after its clean pass.
-        forward: Returns the user's call for these examples of the batch.
-        question: Which numbers of an output are explained.
-        members: The group of each source, `(batch, in)`.
-        order: The groups of each example, `(batch, column)`.
-        clean: The numbers of the clean pass, `(batch,)`.
-        dtype: The least precise dtype that numbers of the model are rounded to.
-        windows: The layers that lose values for the sake of each layer, `(layer, layer)`. None: all layers together.
-        rows: The output token of each example that is not given the values, `(batch,)`. None: all tokens.
-    """
-
-    model: ModelReplay
-    forward: Callable[[Sequence[int]], Callable[[], Any]]
-    question: Question
-    members: Tensor
-    order: Tensor
-    clean: Tensor
-    dtype: torch.dtype
-    windows: Tensor | None = None
-    rows: Tensor | None = None
+    model: ModelReplay  # after its clean pass
+    forward: Callable[[Sequence[int]], Callable[[], Any]]  # the user's call for some examples of the batch
+    question: Question  # which numbers of an output are explained
+    members: Tensor  # the group of each source, `(batch, in)`
+    order: Tensor  # the groups of each example, `(batch, column)`
+    clean: Tensor  # the numbers of the clean pass, `(batch,)`
+    dtype: torch.dtype  # the least precise dtype that numbers of the model are rounded to
+    windows: Tensor | None  # the layers that lose values for each layer, `(layer, layer)`; None: all layers together
+    rows: Tensor | None  # the output token of each example that is not given the values, `(batch,)`; None: all tokens
 
     def effects(self, at_most: int, title: str | None) -> tuple[Tensor, str | None]:
         """How much the numbers fall for each column, `(batch, column)`, and a warning if memory was short.

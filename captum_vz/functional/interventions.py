@@ -206,13 +206,7 @@ INTERVENTIONS: dict[str, Intervention] = {"zero": ZeroValue(), "mean": MeanValue
 
 
 def get_intervention(intervention: Any) -> Intervention:
-    """The intervention with this name. An :class:`Intervention` is returned unchanged.
-
-    Args:
-        intervention: "zero", "mean", "knockout", or an object of a subclass of :class:`Intervention`.
-
-    Raises:
-        ArgumentError: `intervention` is neither a known name nor an intervention.
+    """The intervention with this name: "zero", "mean" or "knockout". An :class:`Intervention` is returned unchanged.
 
     >>> type(get_intervention("mean")).__name__
     'MeanValue'
@@ -233,14 +227,8 @@ def contexts_after(
 ) -> Tensor:
     """The contexts `(n, head, out, d_head)` after an intervention. Padding is left out where it would count.
 
-    With gates `(n, head, in)` in the place of `zeroed`, values are gated.
-
-    Args:
-        intervention: What replaces values or weights.
-        weights: `(n, head, out, in)`.
-        values: `(n, head, in, d_head)`.
-        zeroed: `(n, head, in)`.
-        real: Which sources are no padding, `(n, in)`. None: all.
+    `real (n, in)` says which sources are no padding; None: all. With gates `(n, head, in)` in the place of `zeroed`,
+    values are gated.
     """
     change = intervention.new_context if zeroed.dtype == torch.bool else intervention.gated_context
     if real is None or not intervention.reads_others or bool(real.all()):

@@ -116,13 +116,7 @@ _DISTANCES: dict[str, Distance] = {
 
 
 def get_distance(distance: str | Distance) -> Distance:
-    """The distance with this name. A function is returned unchanged.
-
-    Args:
-        distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)` that broadcasts.
-
-    Raises:
-        ArgumentError: `distance` is neither a known name nor a function.
+    """The distance with this name: "cosine", "euclidean" or "l1". A function is returned unchanged.
 
     >>> get_distance("l1") is l1_distance
     True
@@ -361,10 +355,7 @@ def _shape(value: object) -> str:
 def kendall_tau(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     """Kendall's rank correlation of rows `(..., tokens)`. NaN if one row has no order.
 
-    Args:
-        one: Scores.
-        other: Scores of the same tokens.
-        keep: Booleans: the tokens that count. None: those for which both scores are finite.
+    The tokens that count are those of the booleans `keep`. None: those for which both scores are finite.
 
     >>> kendall_tau(torch.tensor([0.1, 0.2, 0.7]), torch.tensor([1.0, 3.0, 2.0]))
     tensor(0.3333, dtype=torch.float64)

@@ -243,19 +243,12 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
 @dataclass(frozen=True)
 class MapRun:
-    """The maps of one forward pass.
+    """The maps of one forward pass."""
 
-    Attributes:
-        maps: (index of the layer, its map), in the order in which the layers ran.
-        tokens: The output tokens of each layer that ran. Empty if the model was not run.
-        output: The output of `forward_func`.
-        mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
-    """
-
-    maps: list[tuple[int, Tensor]]
-    tokens: dict[int, LayerTokens]
-    output: Any = None
-    mixing: OtherMixing | None = None
+    maps: list[tuple[int, Tensor]]  #: (index of the layer, its map), in the order in which the layers ran
+    tokens: dict[int, LayerTokens]  #: the output tokens of each layer that ran; empty if the model was not run
+    output: Any = None  #: the output of `forward_func`
+    mixing: OtherMixing | None = None  #: where something else than the attention mixes tokens; None: not searched
 
 
 class MapPass:

@@ -34,18 +34,10 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 class Runs:
     """The runs of layers in one call of a forward function. All runs are related, or the user chooses related runs.
 
-    Args:
-        forward: The user's call. It is repeated if it is not clear which runs are related, or if a run is chosen.
-        layers: The layers.
-        run: Which of the unrelated inputs is explained, negative from the last. None: there is only one.
-
-    Attributes:
-        chosen: The numbers of the runs of each layer that are recorded. None: all.
-        output: What the pass returned, if scores depend on it. None: they do not.
-        warnings: The warnings about random numbers and padding, known after :meth:`checked`.
+    The call is repeated if it is not clear which runs are related, or if the user chooses those of the input `run`.
     """
 
-    output: Any = None
+    output: Any = None  # what the pass returned, if scores depend on it; None: they do not
     _attention_module: nn.Module | None = None  # an explained layer that is named after attention
     _padded = 0  # how many examples begin with padding that may count as positions
     _last: ReturnedTensor | None = None  # what the layer that ran last returned
@@ -57,8 +49,8 @@ class Runs:
         self._unclear: set[int] = set()
         self._led: set[int] = set()  # the layers that led to it
         self._random = random_states()
-        self.warnings: list[str] = []
-        self.chosen = None if run is None else self._choose(run)
+        self.warnings: list[str] = []  # about random numbers and padding, known after `checked`
+        self.chosen = None if run is None else self._choose(run)  # the recorded runs of each layer; None: all
 
     def note(self, record: LayerRecord) -> None:
         """Note a run of a layer.

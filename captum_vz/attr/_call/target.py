@@ -154,27 +154,16 @@ PADDED_TARGET = "the target token of an example is padding, so its row is zero"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The rows and groups that a method computes in one layer.
+    """The rows and groups that a method computes in one layer."""
 
-    Attributes:
-        site: The attention that is explained.
-        rows: The positions of the output tokens whose scores are wanted, `(batch, row)`. None: all tokens.
-        groups: The group of each source token, `(batch, in)`, numbered from 0. None: each token is its own group.
-        max_groups: The largest number of groups changed at a time (`perturbations_per_eval`). None: as many as fit.
-        end: The number of tokens in the inputs, because a model may append padding. None: all tokens of the layer.
-        leaf: The leaf of the graph, in methods that need gradients. None: there is no graph.
-        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
-        steps: Begins a progress bar of so many steps, within the layer. None: no bar is shown.
-    """
-
-    site: AttentionSite
-    rows: Tensor | None
-    groups: Tensor | None
-    max_groups: int | None = None
-    end: int | None = None
-    leaf: Tensor | None = None
-    question: Question | None = None
-    steps: Callable[[int], Any] | None = None
+    site: AttentionSite  #: the attention that is explained
+    rows: Tensor | None  #: the positions of the wanted output tokens, `(batch, row)`; None: all tokens
+    groups: Tensor | None  #: the group of each source, `(batch, in)`, numbered from 0; None: each token is a group
+    max_groups: int | None = None  #: how many groups are changed at a time (`perturbations_per_eval`); None: what fits
+    end: int | None = None  #: where padding begins that the model appended to the inputs; None: it appended none
+    leaf: Tensor | None = None  #: the leaf of the graph, in methods that need gradients; None: there is no graph
+    question: Question | None = None  #: the explained numbers; None: the method explains tokens
+    steps: Callable[[int], Any] | None = None  #: begins a progress bar of so many steps, within the layer; None: no bar
 
     def pool(self, scores: Tensor) -> Tensor:
         """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding.
