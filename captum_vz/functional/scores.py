@@ -23,14 +23,11 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, between 0 and 2. A zero vector has no direction, so its :math:`\hat a` is 0. Its
         distance is 0 to another zero vector, and 1/2 to any other vector.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> east, north = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
     >>> cosine_distance(torch.stack([east, north, -east]), east)
@@ -49,13 +46,10 @@ def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> half_squared_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(12.5000)
@@ -71,13 +65,10 @@ def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> euclidean_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(5.)
@@ -93,13 +84,10 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> l1_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(7.)
