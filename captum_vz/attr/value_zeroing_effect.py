@@ -231,16 +231,13 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 )
             return None
         wanted = WantedTokens.parse(token, None if callable(target) or token is not None else target)
-        if not isinstance(wanted.rows, int) and not _is_one_each(wanted.rows):
+        rows = [wanted.rows] if isinstance(wanted.rows, int) else wanted.rows
+        if not isinstance(rows, list) or not all(isinstance(row, int) for row in rows):
             raise ArgumentError(
                 f'rows="target" needs one output token of each example, and token is {token!r}. Pass token= an int or '
                 "a list with one for each example, or a target that begins with the position of a token."
             )
         return wanted
-
-
-def _is_one_each(rows: Any) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, int) for row in rows)
 
 
 def _rows_of(wanted: WantedTokens, model: ModelReplay, output: Any, name: str) -> Tensor:

@@ -96,11 +96,7 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(-1)
 
 
-_DISTANCES: dict[str, Distance] = {
-    "cosine": cosine_distance,
-    "euclidean": euclidean_distance,
-    "l1": l1_distance,
-}
+_DISTANCES: dict[str, Distance] = {"cosine": cosine_distance, "euclidean": euclidean_distance, "l1": l1_distance}
 
 
 def get_distance(distance: str | Distance) -> Distance:

@@ -37,13 +37,7 @@ from captum_vz.attr._call import (
     values_of_layers,
     warn,
 )
-from captum_vz.attr._call.arguments import (
-    Arguments,
-    Inputs,
-    bind_forward,
-    check_numbers,
-    end_of_inputs,
-)
+from captum_vz.attr._call.arguments import Arguments, Inputs, bind_forward, check_numbers, end_of_inputs
 from captum_vz.attr._call.further_calls import LayerTokens, check_target
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens

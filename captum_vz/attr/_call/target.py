@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captum_vz._engine import AttentionSite, Readings, once_a_pass
-from captum_vz.attr._call.output import (
-    Indices,
-    Question,
-    as_int,
-    check_indices,
-    parse_indices,
-    tensor_of,
-)
+from captum_vz.attr._call.output import Indices, Question, as_int, check_indices, parse_indices, tensor_of
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
 from captum_vz.functional.groups import numbered
@@ -241,16 +234,16 @@ class FeatureGroups:
         self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
         if feature_mask is None:
             return
-        feature_mask = numbered(feature_mask)
-        shown, is_tensor = f"of type {type(feature_mask).__name__}", isinstance(feature_mask, Tensor)
-        if is_tensor:
-            shown = f"{feature_mask.dtype} {tuple(feature_mask.shape)}"
-        if not is_tensor or feature_mask.dim() != 2 or feature_mask.is_floating_point() or feature_mask.is_complex():
+        mask = numbered(feature_mask)
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
+            shown = (
+                f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"of type {type(mask).__name__}"
+            )
             raise ArgumentError(
                 f"feature_mask is {shown}: pass integers (1 or batch, source tokens), the same number for tokens that "
                 "belong together."
             )
-        self.mask = feature_mask.unique(return_inverse=True)[1]
+        self.mask = mask.unique(return_inverse=True)[1]
 
     def check(self, batch: int, sources: int) -> None:
         """Refuse a mask of another shape than `(1 or batch, sources)`."""
