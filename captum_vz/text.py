@@ -144,8 +144,7 @@ def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, i
         if first is None or first != last or encoding["input_ids"][first] == tokenizer.unk_token_id:
             return None
         ids.append(encoding["input_ids"][first])
-    good, bad = ids
-    return good, bad
+    return ids[0], ids[1]
 
 
 def _fill(record: Record, form: str) -> tuple[str, list[int]]:

@@ -15,9 +15,8 @@ from captum_vz._engine import ModelGates, find_layers, is_hooked_by_captum, is_r
 from captum_vz._private import modules_of, tree_leaves, tree_map
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._call import Attention, Described, Heads, Values, as_layers, check_forward_func, values_of_layers
-from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
+from captum_vz.attr._call.arguments import MODEL_ERRORS, Arguments, bind_forward, examples_of
 from captum_vz.attr._call.output import tensor_of
-from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
@@ -186,16 +185,9 @@ class ValueGates(Described):
         one = call.examples(first)
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, given, get_intervention(self.intervention))
+        arguments = Arguments(one.inputs, one.further, run=self.run)
         output, members, end, dtypes = run_clean(
-            "Value Gates",
-            model,
-            one.given_named,
-            one.inputs,
-            one.further,
-            masks=FeatureGroups(None),
-            attention=self.attention,
-            heads=self.heads,
-            run=self.run,
+            "Value Gates", model, one.given_named, arguments, self.attention, self.heads
         )
         tokens = members >= 0
         model.check_ones(one.bound(), tokens)

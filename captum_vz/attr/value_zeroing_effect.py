@@ -30,9 +30,9 @@ from captum_vz.attr._call import (
     values_of_layers,
     warn,
 )
-from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
+from captum_vz.attr._call.arguments import Arguments, Inputs, bind_forward, by_input, check_numbers, examples_of
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.target import FeatureGroups, WantedTokens
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
@@ -179,18 +179,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
         question = Question.parse(target, foil)
         wanted = self._wanted(token, target)
         layers = self._layers()
-        masks = FeatureGroups(feature_mask)
         model = ModelReplay(layers, values_of_layers(self.values, layers), get_intervention(self.intervention))
+        given = Arguments(inputs, additional_forward_args, feature_mask, run=run)
         output, members, end, dtypes = run_clean(
-            self.get_name(),
-            model,
-            self.forward_func,
-            inputs,
-            additional_forward_args,
-            masks=masks,
-            attention=self.attention,
-            heads=self.heads,
-            run=run,
+            self.get_name(), model, self.forward_func, given, self.attention, self.heads
         )
         batch = len(members)
         clean, order = question.read(output, batch).detach(), _order(members)

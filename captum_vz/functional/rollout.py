@@ -265,8 +265,8 @@ def _flow_of_example(capacities: list[list[list[float]]], rows: list[int]) -> li
                     network.add_edge((layer + 1, out), (layer, source), capacity=units)
     residual = build_residual_network(network, "capacity")  # reused: each flow clears it first
     flows = [[0.0 for _ in tokens] for _ in rows]
-    for row, flow in zip(rows, flows, strict=True):
-        top = (len(capacities), row)
+    for out, flow in zip(rows, flows, strict=True):
+        top = (len(capacities), out)
         for layer, token in nx.descendants(network, top):
             if layer == 0:
                 found = shortest_augmenting_path(network, top, (layer, token), residual=residual)

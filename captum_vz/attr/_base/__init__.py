@@ -197,7 +197,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         foil: Any = None,
         find_other_mixing: bool = False,
     ) -> MapRun:
-        """The maps of all runs of the layers, in the order of the runs. :class:`MapAggregation` joins these maps.
+        """The maps `(batch, row, in)` of all runs of the layers, in the order of the runs, for :class:`MapAggregation`.
 
         Args:
             inputs: See :meth:`attribute`, which describes all arguments except the last.
@@ -210,9 +210,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             foil: The number that is subtracted from it.
             find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention. This takes
                 one extra run of each layer.
-
-        Returns:
-            The maps `(batch, row, in)`.
         """
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         return self._run(self._wanted(token, target, foil), arguments, find_other_mixing)

@@ -25,14 +25,11 @@ OtherMixingRule: TypeAlias = Literal["refuse", "ignore"]
 
 def of_maps(name: str) -> Any:
     """A property that reads and writes the attribute `name` of `maps`."""
-
-    def get(method: Any) -> Any:
-        return getattr(method.maps, name)
-
-    def put(method: Any, value: Any) -> None:
-        setattr(method.maps, name, value)
-
-    return property(get, put, doc=f"`{name}` of `maps`.")
+    return property(
+        lambda method: getattr(method.maps, name),
+        lambda method, value: setattr(method.maps, name, value),
+        doc=f"`{name}` of `maps`.",
+    )
 
 
 def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:

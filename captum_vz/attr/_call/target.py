@@ -259,14 +259,11 @@ class FeatureGroups:
         if self.mask is None:
             return None
         batch, _, _, every = site.shape
-        dropped = site.dropped_sources
-        sources = dropped + (every if end is None else end)
-        device = site.source_mask.device
-        mask = self.mask.to(device)
-        self.check(batch, sources)
+        dropped, device = site.dropped_sources, site.source_mask.device
+        self.check(batch, dropped + (every if end is None else end))
         key = batch, every, dropped, end, device
         if key not in self._known:
-            mask = mask[:, dropped:]
+            mask = self.mask.to(device)[:, dropped:]
             filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
             self._known[key] = filled.expand(batch, every)
         return self._known[key]
