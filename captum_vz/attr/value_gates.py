@@ -263,9 +263,8 @@ def _check_apart(model: ModelGates, call: Call, tokens: Tensor, output: Any, dty
         pair = [x.detach().reshape(1, -1).to(dtype) for x in (one, expected) if x is not None]
         if len(pair) < 2 or pair[0].shape != pair[1].shape or not is_reproduced(*pair):
             raise RefusedError(
-                f"The output for example {row} is another one if no other example is in its batch. So the examples of "
-                "a batch affect each other: an early exit, a norm, a scale or a router sees all of them. Pass one "
-                "example at a time."
+                f"The output for example {row} is another one if it runs alone. So the examples of a batch affect each "
+                "other: an early exit, a norm, a scale or a router sees all of them. Pass one example at a time."
             )
 
 

@@ -267,7 +267,7 @@ def _flow_of_example(capacities: list[list[list[float]]], rows: list[int]) -> li
     flows = [[0.0 for _ in tokens] for _ in rows]
     for out, flow in zip(rows, flows, strict=True):
         top = (len(capacities), out)
-        for layer, token in nx.descendants(network, top):
+        for layer, token in sorted(nx.descendants(network, top)):
             if layer == 0:
                 found = shortest_augmenting_path(network, top, (layer, token), residual=residual)
                 flow[token] = found.graph["flow_value"] / _UNITS

@@ -106,7 +106,7 @@ def verify(
     for index, layer in enumerate(modules):
         if advance is not None:
             advance(f"layer {index}")
-        one = LayerVerification(index, partial(subject.maps, [layer]), mask_of(inputs), attention, max_sources)
+        one = LayerVerification(index, partial(subject.map, layer), mask_of(inputs), attention, max_sources)
         checks += one.checks(runs.get(index))
         if one.rows is not None:
             rows[index] = one.rows
@@ -139,6 +139,10 @@ class _Subject:  # of a verification
                 warnings.filterwarnings("default", ".* that no mask hides")
             maps = method.attribute(inputs, additional_forward_args=more, **options)
         return [one.cpu() for one in maps]  # the layers may be on several devices
+
+    def map(self, layer: nn.Module) -> Tensor:
+        """The map of one layer, not normalized."""
+        return self.maps([layer])[0]
 
 
 def _model_checks(subject: _Subject, layers: list[nn.Module], rows: dict[int, Rows]) -> Iterator[Check]:

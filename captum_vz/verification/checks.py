@@ -218,7 +218,7 @@ class LayerVerification:
     """The checks of one layer."""
 
     index: int
-    compute: Callable[[], list[Tensor]]  # a list with the map of the layer, not normalized, `(batch, out, in)`
+    compute: Callable[[], Tensor]  # the map of the layer, not normalized, `(batch, out, in)`
     mask: Tensor | None  # of padding in the inputs, `(batch, tokens)`; None: there is none
     attention: str
     most: int  # the largest number of sources that are compared
@@ -228,7 +228,7 @@ class LayerVerification:
         """All checks of the layer."""
         try:
             with traced_replays() as traces:
-                (found,) = self.compute()
+                found = self.compute()
         except RefusedError as error:
             yield Check("map", REFUSED, self.index, note=str(error))
             return
@@ -290,7 +290,7 @@ class LayerVerification:
         title = f"replay: {name}"
         try:
             with traced_replays(name) as traces:
-                return against(title, self.compute()[0])
+                return against(title, self.compute())
         except RefusedError:
             reason = traces[-1].failed.get(name, "") if traces else ""
             return Check(title, SKIPPED, self.index, note=reason or "not meant for this layer, or for this size")

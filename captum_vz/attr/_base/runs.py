@@ -226,8 +226,7 @@ def run_clean(
         if site.windows is not None or site.is_reordered():
             raise UnsupportedLayerError(
                 f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                f"{name} cannot zero values. Name the part that projects values, such as values=layer.attn.to_v, or "
-                "use ValueZeroing."
+                f"{name} cannot zero values. Pass the part that projects values, such as values=layer.attn.to_v."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
         runs.note_padding(site)
