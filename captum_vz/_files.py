@@ -25,10 +25,8 @@ _PERMISSION: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, err
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file under a temporary name, and renames it after all of it has reached the disk.
 
-    At any moment and after any interruption, the file is whole or missing. Two processes may write the same file.
-
-    Raises:
-        OSError: The file could not be written: no space, no permission, no folder. The message says what to do.
+    At any moment and after any interruption, the file is whole or missing. Two processes may write the same file. An
+    OSError says what to do: no space, no permission, no folder.
     """
     temporary = path.with_name(f".{path.name[:40]}.{socket.gethostname()}.{os.getpid()}{TEMPORARY}")
     try:
@@ -55,9 +53,6 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
     """Writes a file that a user named. After an error or Ctrl-C, an older file is as it was, and a new one is gone.
 
     It is written in place: links, rights, owners, devices and pipes are those that the user has made.
-
-    Raises:
-        OSError: The file could not be written: no space, no permission, no folder.
     """
     named, older = Path(path), None
     existed, is_file = named.exists(), named.is_file()

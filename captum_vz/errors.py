@@ -36,11 +36,9 @@ class UnsupportedLayerError(RefusedError):
 
 
 def renamed(message: str | BaseException, names: Mapping[str, str]) -> str:
-    """A message with the names that a user of a surface knows, such as the options of the command.
+    """A message with the `names` of arguments that a user of a surface knows, such as the options of the command.
 
-    Args:
-        message: An error, or a text in which arguments are written as `name=`.
-        names: The name of each argument on the surface. Other arguments keep their names.
+    The message is an error, or a text in which arguments are written as `name=`.
 
     >>> names = {"token": "--token", "foil": "--foil"}
     >>> renamed(ArgumentError("token is 99: leave foil= or tokenizer= out", "token"), names)
@@ -61,14 +59,9 @@ def renamed(message: str | BaseException, names: Mapping[str, str]) -> str:
 
 @contextmanager
 def needs_extra(user: str, extra: str) -> Iterator[None]:
-    """Name the extra in the error of an import that fails inside of the `with` block.
+    """Name the extra that installs the library in the error of an import that fails inside of the `with` block.
 
-    Args:
-        user: What needs the import, such as "captum_vz.metrics".
-        extra: The extra of the package that installs the library, such as "study".
-
-    Raises:
-        ModuleNotFoundError: The library is not installed. The message names it and the command that installs it.
+    `user` is what needs the import, such as "captum_vz.metrics".
     """
     try:
         yield

@@ -144,8 +144,7 @@ def form_ids(tokenizer: PreTrainedTokenizerBase, record: Record) -> tuple[int, i
         if first is None or first != last or encoding["input_ids"][first] == tokenizer.unk_token_id:
             return None
         ids.append(encoding["input_ids"][first])
-    good, bad = ids
-    return good, bad
+    return ids[0], ids[1]
 
 
 def _fill(record: Record, form: str) -> tuple[str, list[int]]:
@@ -175,11 +174,7 @@ def record_spans(record: Record) -> list[tuple[int, int]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line that is not empty, from 1, and its object.
-
-    Raises:
-        ValueError: The file is not text in UTF-8, or a line is not a JSON object. The message names the line.
-    """
+    """The number of each line that is not empty, from 1, and its object. A ValueError names a line that has none."""
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")  # some programs write a byte order mark

@@ -33,15 +33,11 @@ from captum_vz.errors import ArgumentError, UnsupportedLayerError
 
 @dataclass(frozen=True)
 class Readout:
-    """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`.
-
-    Attributes:
-        matrix: The unembedding, `(d, entry)`. Its bias is `(entry,)`.
-    """
+    """The logit of vocabulary entry w at hidden state x is `norm.scale(x) * direction_w @ x + constant_w`."""
 
     norm: Norm
-    matrix: Tensor
-    bias: Tensor | None
+    matrix: Tensor  # the unembedding, `(d, entry)`
+    bias: Tensor | None  # of the unembedding, `(entry,)`
 
     @classmethod
     def of(
@@ -120,22 +116,13 @@ def _last_norm(forward_func: Any, layers: Sequence[nn.Module]) -> nn.Module | No
 
 
 class LogitTerms(NamedTuple):
-    """The terms that sum to a logit, each `(batch,)`, or `(batch, token)` with several tokens.
+    """The terms that sum to a logit, each `(batch,)`, or `(batch, token)` with several tokens."""
 
-    Attributes:
-        embedding: The term of the first layer's input: the token's embedding, with its position if the model adds one.
-        attention: For each layer, the terms of the source tokens through its attention, `(batch, in)` or `(batch,
-            token, in)`.
-        projection_bias: The term of the biases of the attentions' output projections.
-        feed_forward: The term of the feed-forward modules.
-        constant: The biases of the final norm and of the unembedding.
-    """
-
-    embedding: Tensor
-    attention: list[Tensor]
-    projection_bias: Tensor
-    feed_forward: Tensor
-    constant: Tensor
+    embedding: Tensor  #: of the first layer's input: the token's embedding, with its position if the model adds one
+    attention: list[Tensor]  #: for each layer, of its sources, `(batch, in)` or `(batch, token, in)`
+    projection_bias: Tensor  #: of the biases of the attentions' output projections
+    feed_forward: Tensor  #: of the feed-forward modules
+    constant: Tensor  #: the biases of the final norm and of the unembedding
 
     def total(self) -> Tensor:
         """The logit, or the difference of two logits."""
@@ -145,18 +132,11 @@ class LogitTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class LogitTarget:
-    """The positions and vocabulary entries of the logits that are explained.
+    """The positions and vocabulary entries of the logits that are explained."""
 
-    Attributes:
-        name: "target" or "foil".
-        rows: The output tokens at which the logits are read.
-        entries: One entry for all examples, one entry for each example, or one list for each example with an entry for
-            each of its tokens.
-    """
-
-    name: str
-    rows: WantedTokens
-    entries: int | list[int] | list[list[int]]
+    name: str  # "target" or "foil"
+    rows: WantedTokens  # the output tokens at which the logits are read
+    entries: int | list[int] | list[list[int]]  # for all examples, for each, or a list for each with one for each token
 
     @classmethod
     def parse(cls, target: Any, name: str = "target") -> LogitTarget:
@@ -198,25 +178,16 @@ def _belong_together(token: Any, entry: Any, of_all: bool) -> bool:
 class LayerTerms:
     """Vectors of one layer's run, projected on the directions of the explained entries, at the wanted rows.
 
-    Each attribute is `(batch, row)` unless noted. Values of padding are 0.
-
-    Attributes:
-        given: The projection of the residual stream before the layer.
-        sources: The projection of the vector of each source, `(batch, row, in)`.
-        projected: The projection of the attention's output: the sum of all sources and the bias.
-        output: The projection of the residual stream after the layer.
-        scale: The inverse of the final norm's deviation, for the output of this layer.
-        constant: The biases that the final norm and the unembedding add to the logit.
-        there: Whether each row is a token and not padding.
+    All are `(batch, row)`, and `sources` is `(batch, row, in)`. Values of padding are 0.
     """
 
-    given: Tensor
-    sources: Tensor
-    projected: Tensor
-    output: Tensor
-    scale: Tensor
-    constant: Tensor
-    there: Tensor
+    given: Tensor  # the residual stream before the layer
+    sources: Tensor  # the vector of each source
+    projected: Tensor  # the attention's output: the sum of all sources and the bias
+    output: Tensor  # the residual stream after the layer
+    scale: Tensor  # the inverse of the final norm's deviation, for the output of this layer
+    constant: Tensor  # the biases that the final norm and the unembedding add to the logit
+    there: Tensor  # whether each row is a token and not padding
 
     def to(self, device: torch.device) -> LayerTerms:
         """A copy on another device. The layers of a model may be on several devices."""

@@ -116,12 +116,7 @@ class ALTILogit(ForwardPassAttribution):
         return by_input([wanted.select(scores.to(maps[0].dtype))], inputs)[0]
 
     def terms(
-        self,
-        inputs: Inputs,
-        target: Any = None,
-        additional_forward_args: Any = None,
-        *,
-        foil: Any = None,
+        self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, foil: Any = None
     ) -> LogitTerms:
         """All terms of the logit at `target`.
 

@@ -134,7 +134,8 @@ class AttnLRP(Described, LayerGradientXActivation):
         explained = ExplainedTensors([uncompiled(one) for one in layers], attribute_to_layer_input)
         given = inputs if layers else _begin_at(explained, inputs)
         forward = bind_forward(self.forward_func, given, additional_forward_args)
-        examples = next(len(x) for x in tree_leaves(_values(inputs)) if isinstance(x, Tensor) and x.dim())
+        leaves = tree_leaves(dict(inputs) if isinstance(inputs, Mapping) else inputs)
+        examples = next(len(x) for x in leaves if isinstance(x, Tensor) and x.dim())
         gradients = iter(
             relevance_gradients(
                 explained, forward, lambda output: question.read(output, examples).sum(), self.cp_lrp, self.get_name()
@@ -168,7 +169,3 @@ def _begin_at(explained: ExplainedTensors, inputs: Inputs) -> Inputs:
     if named:
         return {name: leaf if x is text else x for name, x in named.items()}
     return (leaf, *inputs[1:]) if isinstance(inputs, tuple) else leaf
-
-
-def _values(inputs: Inputs) -> list[Any]:
-    return list(inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,))

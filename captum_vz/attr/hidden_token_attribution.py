@@ -114,7 +114,10 @@ class HiddenTokenAttribution(LayerMaps):
     ) -> Tensor:
         """The squared Frobenius norms of the Jacobians `(batch, row, in)`, by one backward pass a row and direction."""
         batch, _, width = hidden.shape
-        directions = torch.eye(width) if self.probes is None else self._probes(width)
+        directions = torch.eye(width)
+        if self.probes is not None:  # on the CPU in float64, so that all devices use the same numbers
+            drawn = torch.Generator().manual_seed(self.seed)
+            directions = torch.randn(self.probes, width, generator=drawn, dtype=torch.float64)
         directions = directions.to(hidden)
         squares = widen(vectors.new_zeros(batch, rows.shape[1], vectors.shape[not tokens_first]))
         example = torch.arange(batch, device=rows.device)
@@ -126,21 +129,13 @@ class HiddenTokenAttribution(LayerMaps):
         for passes in torch.arange(rows.shape[1] * len(directions), device=rows.device).split(at_once):
             row, direction = passes // len(directions), passes % len(directions)
             seeds = hidden.new_zeros(len(passes), *hidden.shape)
-            seeds[torch.arange(len(passes), device=rows.device)[:, None], example, rows.T[row]] = directions[direction][
-                :, None
-            ]
+            number = torch.arange(len(passes), device=rows.device)[:, None]
+            seeds[number, example, rows.T[row]] = directions[direction][:, None]
             # A single pass is not batched, because some operations have no batched backward pass. Unlike
             # `is_grads_batched`, torch.func has batched kernels for norms, activations and softmax.
-            found = backward(seeds[0])[None] if len(passes) == 1 else batched(backward, seeds)
-            found = widen(found)
+            found = widen(backward(seeds[0])[None] if len(passes) == 1 else batched(backward, seeds))
             if self.multiply_by_inputs:
                 found = found * widen(vectors.detach())
             found = found.square().sum(-1)
             squares.index_add_(1, row, (found.mT if tokens_first else found).transpose(0, 1))
-        return squares / (1 if self.probes is None else self.probes)
-
-    def _probes(self, width: int) -> Tensor:
-        """Normal numbers `(probe, d)`, drawn on the CPU in float64, so that all devices use the same numbers."""
-        assert self.probes is not None  # narrows the type
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randn(self.probes, width, generator=generator, dtype=torch.float64)
+        return squares / (self.probes or 1)

@@ -69,8 +69,7 @@ class LayerALTI(LayerMaps):
 
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """How close each vector is to the sum, `(batch, row, group)`."""
-        block = AttentionBlock(site)
-        return alti_of_attention(block, wanted, self.p, self.include)
+        return alti_of_attention(AttentionBlock(site), wanted, self.p, self.include)
 
 
 def check_order(p: Any) -> None:

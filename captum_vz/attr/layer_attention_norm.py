@@ -131,8 +131,7 @@ class LayerAttentionNorm(LayerMaps):
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The norms of the vectors, `(batch, row, group)`."""
         check_one_of("include", self.include, *INCLUDES)  # again, because attributes can be set
-        block = AttentionBlock(site)
-        examples = decompositions(block, self.include, wanted.rows, wanted.groups)
+        examples = decompositions(AttentionBlock(site), self.include, wanted.rows, wanted.groups)
         return torch.cat([self._scores(some) if self.reduce_heads else self._by_head(some) for some in examples])
 
     def _by_head(self, some: Decomposition) -> Tensor:

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from inspect import signature
+from traceback import walk_tb
 from typing import Any, Literal
 
 import torch
-from captum.attr import (
-    Attribution,
-    DeepLiftShap,
-    FeaturePermutation,
-    GradientShap,
-    LayerDeepLiftShap,
-    LayerGradientShap,
-)
+from captum import attr
 from torch import Tensor, nn
 
 from captum_vz._engine import not_finite
 from captum_vz._private import input_embeddings
-from captum_vz.attr._call import Described, check_forward_func, check_gradients, logged, warn
+from captum_vz.attr._call import Described, check_forward_func, check_gradients, logged, unwrapped, warn
 from captum_vz.attr._call.arguments import ExplainedErrors, unmasked_padding
 from captum_vz.attr._call.output import Indices, parse_indices, pick, tensor_of
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional import token_scores
 
 # The baselines of these methods are a distribution that all examples share, not one baseline for each example.
-_ONE_EXAMPLE_AT_A_TIME = (GradientShap, LayerGradientShap, DeepLiftShap, LayerDeepLiftShap)
+_ONE_EXAMPLE_AT_A_TIME = (attr.GradientShap, attr.LayerGradientShap, attr.DeepLiftShap, attr.LayerDeepLiftShap)
 
 
-class TokenAttribution(Described, Attribution):
+class TokenAttribution(Described, attr.Attribution):
     r"""How much each token contributes to the model's output at `target`, by one of Captum's own methods.
 
     .. math:: s_j = \textstyle\sum_k a_{jk}, \qquad
@@ -72,7 +65,7 @@ class TokenAttribution(Described, Attribution):
     def __init__(
         self,
         forward_func: Callable[..., Any],
-        method: Callable[..., Attribution],
+        method: Callable[..., attr.Attribution],
         tokenizer: Any,
         layer: nn.Module | None = None,
         *,
@@ -168,7 +161,7 @@ class TokenAttribution(Described, Attribution):
         # Embeddings are given to the model, so the word embedding does not run. `run.words` has its output.
         layer = run.words if self.layer is not None and self.layer is self._words() else self.layer
         method = self.method(run) if layer is None else self.method(run, layer)
-        if isinstance(method, FeaturePermutation) and len(embedded) == 1:
+        if isinstance(method, attr.FeaturePermutation) and len(embedded) == 1:
             raise ArgumentError(f"{type(method).__name__} exchanges tokens between examples: pass several examples.")
         if isinstance(method, _ONE_EXAMPLE_AT_A_TIME) and len(embedded) > 1:
             rows = []
@@ -217,7 +210,7 @@ class TokenAttribution(Described, Attribution):
         """Refuse a method of layers without a layer, and a layer that the method does not take."""
         if self.layer is not None and not isinstance(self.layer, nn.Module):
             raise ArgumentError(f"layer is of type {type(self.layer).__name__}: pass one module of the model, or None.")
-        method = self.method.func if isinstance(self.method, partial) else self.method
+        method = unwrapped(self.method)
         if isinstance(method, type) and ("layer" in signature(method).parameters) != (self.layer is not None):
             shown = self.layer and type(self.layer).__name__
             raise ArgumentError(f"method is {method.__name__} and layer is {shown}: methods of layers take a layer.")
@@ -265,10 +258,8 @@ def mean_word_vector(words: Any, device: torch.device) -> Tensor:
 
 def _raised_by_captum(error: BaseException) -> bool:
     """Whether an error comes from a line of Captum, and not from the model or from this package."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and str(place.tb_frame.f_globals.get("__name__", "")).startswith("captum.")
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("captum.")
 
 
 def _one_each(indices: Indices, ids: Tensor) -> Tensor | None:

@@ -15,9 +15,8 @@ from captum_vz._engine import ModelGates, find_layers, is_hooked_by_captum, is_r
 from captum_vz._private import modules_of, tree_leaves, tree_map
 from captum_vz.attr._base.runs import run_clean
 from captum_vz.attr._call import Attention, Described, Heads, Values, as_layers, check_forward_func, values_of_layers
-from captum_vz.attr._call.arguments import MODEL_ERRORS, bind_forward, examples_of
+from captum_vz.attr._call.arguments import MODEL_ERRORS, Arguments, bind_forward, examples_of
 from captum_vz.attr._call.output import tensor_of
-from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
@@ -186,16 +185,9 @@ class ValueGates(Described):
         one = call.examples(first)
         given = values_of_layers(self.values, layers)
         model = ModelGates(layers, given, get_intervention(self.intervention))
+        arguments = Arguments(one.inputs, one.further, run=self.run)
         output, members, end, dtypes = run_clean(
-            "Value Gates",
-            model,
-            one.given_named,
-            one.inputs,
-            one.further,
-            masks=FeatureGroups(None),
-            attention=self.attention,
-            heads=self.heads,
-            run=self.run,
+            "Value Gates", model, one.given_named, arguments, self.attention, self.heads
         )
         tokens = members >= 0
         model.check_ones(one.bound(), tokens)
@@ -271,44 +263,29 @@ def _check_apart(model: ModelGates, call: Call, tokens: Tensor, output: Any, dty
         pair = [x.detach().reshape(1, -1).to(dtype) for x in (one, expected) if x is not None]
         if len(pair) < 2 or pair[0].shape != pair[1].shape or not is_reproduced(*pair):
             raise RefusedError(
-                f"The output for example {row} is another one if no other example is in its batch. So the examples of "
-                "a batch affect each other: an early exit, a norm, a scale or a router sees all of them. Pass one "
-                "example at a time."
+                f"The output for example {row} is another one if it runs alone. So the examples of a batch affect each "
+                "other: an early exit, a norm, a scale or a router sees all of them. Pass one example at a time."
             )
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a model on some distinct examples.
+    """What is known of a model on some distinct examples."""
 
-    Attributes:
-        model: The model, with its attentions.
-        tokens: Which sources are no padding, `(example, in)`.
-        end: Where padding begins that the model itself added. None: it added none.
-    """
-
-    model: ModelGates
-    tokens: Tensor
-    end: int | None
+    model: ModelGates  # with its attentions
+    tokens: Tensor  # which sources are no padding, `(example, in)`
+    end: int | None  # where padding begins that the model itself added; None: it added none
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the user's function on a batch of examples.
-
-    Attributes:
-        function: The function.
-        inputs: Its first argument, or a mapping of all arguments by their names.
-        further: The arguments after the first.
-        batch: The number of examples.
-        named: The keyword arguments of a call that also has positional ones.
-    """
+    """One call of the user's function on a batch of examples."""
 
     function: Callable[..., Any]
-    inputs: Any
-    further: tuple[Any, ...] | None
-    batch: int
-    named: dict[str, Any] = field(default_factory=dict)
+    inputs: Any  # the first argument, or a mapping of all arguments by their names
+    further: tuple[Any, ...] | None  # the arguments after the first
+    batch: int  # the number of examples
+    named: dict[str, Any] = field(default_factory=dict)  # the keyword arguments of a call that has positional ones too
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> Call:

@@ -116,7 +116,7 @@ class ValueZeroing(LayerMaps):
     def layer_scores(self, site: AttentionSite, wanted: Wanted) -> Tensor:
         """The distances between clean and changed outputs, `(batch, row, group)`, or `(batch, head, row, group)`."""
         check_one_of("reduce_heads", self.reduce_heads, "joint", None)
-        heads = self._heads(site)
+        heads = select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)
         asked = Request(
             rows=wanted.rows,
             groups=wanted.groups,
@@ -130,9 +130,6 @@ class ValueZeroing(LayerMaps):
             return value_zeroing_scores(site, distance, asked)
         each = range(site.shape.heads) if heads is None else heads
         return torch.stack([value_zeroing_scores(site, distance, replace(asked, heads=(head,))) for head in each], 1)
-
-    def _heads(self, site: AttentionSite) -> tuple[int, ...] | None:
-        return select_heads(self.heads, site.layer.index, len(as_list(self.layer)), site.shape.heads)
 
     def _distance(self, site: AttentionSite) -> OutputDistance:
         norm = self.final_norm

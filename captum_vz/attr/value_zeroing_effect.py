@@ -30,9 +30,9 @@ from captum_vz.attr._call import (
     values_of_layers,
     warn,
 )
-from captum_vz.attr._call.arguments import Inputs, bind_forward, by_input, check_numbers, examples_of
+from captum_vz.attr._call.arguments import Arguments, Inputs, bind_forward, by_input, check_numbers, examples_of
 from captum_vz.attr._call.output import Question
-from captum_vz.attr._call.target import FeatureGroups, WantedTokens
+from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 from captum_vz.functional.interventions import Intervention, get_intervention
 
@@ -179,18 +179,10 @@ class ValueZeroingEffect(ForwardPassAttribution):
         question = Question.parse(target, foil)
         wanted = self._wanted(token, target)
         layers = self._layers()
-        masks = FeatureGroups(feature_mask)
         model = ModelReplay(layers, values_of_layers(self.values, layers), get_intervention(self.intervention))
+        given = Arguments(inputs, additional_forward_args, feature_mask, run=run)
         output, members, end, dtypes = run_clean(
-            self.get_name(),
-            model,
-            self.forward_func,
-            inputs,
-            additional_forward_args,
-            masks=masks,
-            attention=self.attention,
-            heads=self.heads,
-            run=run,
+            self.get_name(), model, self.forward_func, given, self.attention, self.heads
         )
         batch = len(members)
         clean, order = question.read(output, batch).detach(), _order(members)
@@ -231,16 +223,13 @@ class ValueZeroingEffect(ForwardPassAttribution):
                 )
             return None
         wanted = WantedTokens.parse(token, None if callable(target) or token is not None else target)
-        if not isinstance(wanted.rows, int) and not _is_one_each(wanted.rows):
+        rows = [wanted.rows] if isinstance(wanted.rows, int) else wanted.rows
+        if not isinstance(rows, list) or not all(isinstance(row, int) for row in rows):
             raise ArgumentError(
                 f'rows="target" needs one output token of each example, and token is {token!r}. Pass token= an int or '
                 "a list with one for each example, or a target that begins with the position of a token."
             )
         return wanted
-
-
-def _is_one_each(rows: Any) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, int) for row in rows)
 
 
 def _rows_of(wanted: WantedTokens, model: ModelReplay, output: Any, name: str) -> Tensor:
@@ -274,29 +263,17 @@ def _order(members: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ZeroedNumbers:
-    """The numbers of a model that lost some values.
+    """The numbers of a model that lost some values."""
 
-    Attributes:
-        model: The model after its clean pass.
-        forward: Returns the user's call for these examples of the batch.
-        question: Which numbers of an output are explained.
-        members: The group of each source, `(batch, in)`.
-        order: The groups of each example, `(batch, column)`.
-        clean: The numbers of the clean pass, `(batch,)`.
-        dtype: The least precise dtype that numbers of the model are rounded to.
-        windows: The layers that lose values for the sake of each layer, `(layer, layer)`. None: all layers together.
-        rows: The output token of each example that is not given the values, `(batch,)`. None: all tokens.
-    """
-
-    model: ModelReplay
-    forward: Callable[[Sequence[int]], Callable[[], Any]]
-    question: Question
-    members: Tensor
-    order: Tensor
-    clean: Tensor
-    dtype: torch.dtype
-    windows: Tensor | None = None
-    rows: Tensor | None = None
+    model: ModelReplay  # after its clean pass
+    forward: Callable[[Sequence[int]], Callable[[], Any]]  # the user's call for some examples of the batch
+    question: Question  # which numbers of an output are explained
+    members: Tensor  # the group of each source, `(batch, in)`
+    order: Tensor  # the groups of each example, `(batch, column)`
+    clean: Tensor  # the numbers of the clean pass, `(batch,)`
+    dtype: torch.dtype  # the least precise dtype that numbers of the model are rounded to
+    windows: Tensor | None  # the layers that lose values for each layer, `(layer, layer)`; None: all layers together
+    rows: Tensor | None  # the output token of each example that is not given the values, `(batch,)`; None: all tokens
 
     def effects(self, at_most: int, title: str | None) -> tuple[Tensor, str | None]:
         """How much the numbers fall for each column, `(batch, column)`, and a warning if memory was short.

@@ -12,12 +12,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.functional.scores import widen
 
 
-def pool_groups(
-    scores: Tensor,
-    groups: Tensor,
-    reduce: Literal["mean", "max"] = "mean",
-    shared: bool = True,
-) -> Tensor:
+def pool_groups(scores: Tensor, groups: Tensor, reduce: Literal["mean", "max"] = "mean", shared: bool = True) -> Tensor:
     r"""Reduces a map of tokens to a map of groups of tokens: words, spans, regions of an image.
 
     .. math:: P_{gh} = \operatorname*{reduce}_{i \in g}\; c_{ih}, \qquad
@@ -58,7 +53,14 @@ def pool_groups(
         raise ArgumentError(f"reduce is {reduce!r}: pass 'mean' or 'max'.")
     _check_shapes(scores, groups)
     names, member = groups.unique(return_inverse=True)
-    columns = _collapse(widen(scores), member, len(names), shared)
+    scores = widen(scores)
+    columns = _scatter(scores, member, len(names), "amax" if shared else "sum")
+    carried = columns.gather(-1, (member if scores.ndim == 2 else member[:, None]).expand_as(scores))
+    if shared and not torch.all((scores == 0) | scores.isclose(carried)):
+        raise ArgumentError(
+            "The tokens of a group carry different scores. With shared=True all of them must carry the group's score; "
+            "pass shared=False to add them up."
+        )
     if scores.ndim == 2:
         return columns
     if reduce == "max":
@@ -66,20 +68,6 @@ def pool_groups(
     total = _scatter(columns.mT, member, len(names), "sum").mT
     rows = _scatter(columns.any(-1).to(columns), member, len(names), "sum")  # without padding
     return (total / rows.clamp_min(1)[..., None]).contiguous()
-
-
-def _collapse(scores: Tensor, member: Tensor, count: int, shared: bool) -> Tensor:
-    """One column for each group."""
-    if not shared:
-        return _scatter(scores, member, count, "sum")
-    highest = _scatter(scores, member, count, "amax")
-    carried = highest.gather(-1, (member if scores.ndim == 2 else member[:, None]).expand_as(scores))
-    if not torch.all((scores == 0) | scores.isclose(carried)):
-        raise ArgumentError(
-            "The tokens of a group carry different scores. With shared=True all of them must carry the group's score; "
-            "pass shared=False to add them up."
-        )
-    return highest
 
 
 def _scatter(scores: Tensor, member: Tensor, count: int, reduce: str) -> Tensor:

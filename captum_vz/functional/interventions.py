@@ -17,9 +17,13 @@ class Intervention:
 
     Value Zeroing compares a layer's output for the context :math:`c_i` with its output for :math:`c_i^{\neg j}`. A
     subclass says in :meth:`new_values` what :math:`v'_j` is. If the weights change too, it overrides
-    :meth:`new_context` in its place, and :meth:`gated_context` for gates between 0 and 1. All are given the tokens of
-    whole sequences, without padding, and a head for each query head. If no source is zeroed, they have to return what
-    the model computes.
+    :meth:`new_context` in its place, and :meth:`gated_context` for gates between 0 and 1. If no source is zeroed, they
+    have to return what the model computes.
+
+    All are given the tokens of whole sequences, without padding, and a head for each query head: the attention weights
+    as `weights (batch, head, out, in)`, the values as `values (batch, head, in, d_head)`, and as `zeroed`, bool
+    `(batch, head, in)`, which values are zeroed. `gates (batch, head, in)` are numbers: 1 leaves a source as it is, 0
+    zeroes it. Values are returned in their own shape, contexts as `(batch, head, out, d_head)`.
 
     >>> class Half(Intervention):
     ...     def new_values(self, values, zeroed):
@@ -36,29 +40,17 @@ class Intervention:
     reads_others: bool = True
 
     def in_run(self, layer: int, run: int) -> Intervention:
-        """The intervention in one run of a layer. A subclass overrides it if layers get different values.
+        """The intervention in one run of a layer, by default itself. A subclass overrides it if layers differ.
 
-        Args:
-            layer: The place of the layer among the layers that were passed, from 0.
-            run: The run of this layer, from 0. A layer that runs once has only run 0.
-
-        Returns:
-            By default the intervention itself.
+        `layer` is the place of the layer among the layers that were passed. `run` is the number of its run, which is 0
+        for a layer that runs once.
         """
         return self
 
     def new_values(self, values: Tensor, zeroed: Tensor) -> Tensor:
-        """The values with those of zeroed sources replaced.
+        """The values with those of zeroed sources replaced. Other values stay as they are.
 
-        Args:
-            values: `(batch, head, in, d_head)`.
-            zeroed: Which values are zeroed, bool `(batch, head, in)`.
-
-        Returns:
-            `(batch, head, in, d_head)`. Other values stay as they are.
-
-        Raises:
-            ArgumentError: The intervention changes weights, and is not given by values alone.
+        ArgumentError: The intervention changes weights, and is not given by values alone.
         """
         raise ArgumentError(
             f"{type(self).__name__} has no new_values, which layers need whose attention weights cannot be read. "
@@ -66,16 +58,7 @@ class Intervention:
         )
 
     def new_context(self, weights: Tensor, values: Tensor, zeroed: Tensor) -> Tensor:
-        """The contexts without the zeroed sources.
-
-        Args:
-            weights: The attention weights, `(batch, head, out, in)`.
-            values: `(batch, head, in, d_head)`.
-            zeroed: Which values are zeroed, bool `(batch, head, in)`.
-
-        Returns:
-            `(batch, head, out, d_head)`.
-        """
+        """The contexts without the zeroed sources."""
         return weights @ self.new_values(values, zeroed)
 
     def gated_values(self, values: Tensor, gates: Tensor) -> Tensor:
@@ -83,15 +66,8 @@ class Intervention:
 
         .. math:: v_j(g) = g_j v_j + (1 - g_j) v'_j
 
-        All sources whose gate is not 1 are given to :meth:`new_values` as zeroed. The derivative at a gate of 1 takes
-        all sources as zeroed.
-
-        Args:
-            values: `(batch, head, in, d_head)`.
-            gates: `(batch, head, in)`.
-
-        Returns:
-            `(batch, head, in, d_head)`, differentiable in `gates`.
+        They are differentiable in `gates`. All sources whose gate is not 1 are given to :meth:`new_values` as zeroed.
+        The derivative at a gate of 1 takes all sources as zeroed.
         """
         gates = gates.to(values)
         gated = gates != 1
@@ -103,16 +79,9 @@ class Intervention:
     def gated_context(self, weights: Tensor, values: Tensor, gates: Tensor) -> Tensor:
         """The contexts of gated values. A subclass whose `new_context` changes weights overrides this too.
 
-        Args:
-            weights: The attention weights, `(batch, head, out, in)`.
-            values: `(batch, head, in, d_head)`.
-            gates: `(batch, head, in)`. 1 leaves a source as it is, 0 zeroes it.
+        They are differentiable in `gates`. For gates of 0 and 1 they are those of :meth:`new_context`.
 
-        Returns:
-            `(batch, head, out, d_head)`, differentiable in `gates`. For gates of 0 and 1: :meth:`new_context`.
-
-        Raises:
-            ArgumentError: A gate is between 0 and 1, or has a gradient, and only `new_context` is overridden.
+        ArgumentError: A gate is between 0 and 1, or has a gradient, and only `new_context` is overridden.
         """
         zeroed = gates == 0
         if not gates.requires_grad and bool((zeroed | (gates == 1)).all()):
@@ -206,13 +175,7 @@ INTERVENTIONS: dict[str, Intervention] = {"zero": ZeroValue(), "mean": MeanValue
 
 
 def get_intervention(intervention: Any) -> Intervention:
-    """The intervention with this name. An :class:`Intervention` is returned unchanged.
-
-    Args:
-        intervention: "zero", "mean", "knockout", or an object of a subclass of :class:`Intervention`.
-
-    Raises:
-        ArgumentError: `intervention` is neither a known name nor an intervention.
+    """The intervention with this name: "zero", "mean" or "knockout". An :class:`Intervention` is returned unchanged.
 
     >>> type(get_intervention("mean")).__name__
     'MeanValue'
@@ -233,14 +196,8 @@ def contexts_after(
 ) -> Tensor:
     """The contexts `(n, head, out, d_head)` after an intervention. Padding is left out where it would count.
 
-    With gates `(n, head, in)` in the place of `zeroed`, values are gated.
-
-    Args:
-        intervention: What replaces values or weights.
-        weights: `(n, head, out, in)`.
-        values: `(n, head, in, d_head)`.
-        zeroed: `(n, head, in)`.
-        real: Which sources are no padding, `(n, in)`. None: all.
+    `real (n, in)` says which sources are no padding; None: all. With gates `(n, head, in)` in the place of `zeroed`,
+    values are gated.
     """
     change = intervention.new_context if zeroed.dtype == torch.bool else intervention.gated_context
     if real is None or not intervention.reads_others or bool(real.all()):

@@ -192,10 +192,7 @@ _UNITS = 2**53
 
 
 def attention_flow(
-    maps: Iterable[Tensor],
-    rows: Sequence[int] | None = None,
-    residual: Residual = 0.5,
-    normalize: bool = True,
+    maps: Iterable[Tensor], rows: Sequence[int] | None = None, residual: Residual = 0.5, normalize: bool = True
 ) -> Tensor:
     r"""The largest flow from each input token to each token after the last layer, with weights as capacities.
 
@@ -267,15 +264,11 @@ def _flow_of_example(capacities: list[list[list[float]]], rows: list[int]) -> li
                 if units := round(weight * _UNITS):
                     network.add_edge((layer + 1, out), (layer, source), capacity=units)
     residual = build_residual_network(network, "capacity")  # reused: each flow clears it first
-
-    def flow(row: int) -> list[float]:
-        top = (len(capacities), row)
-        reached = nx.descendants(network, top)
-        return [
-            shortest_augmenting_path(network, top, (0, token), residual=residual).graph["flow_value"] / _UNITS
-            if (0, token) in reached
-            else 0.0
-            for token in tokens
-        ]
-
-    return [flow(row) for row in rows]
+    flows = [[0.0 for _ in tokens] for _ in rows]
+    for out, flow in zip(rows, flows, strict=True):
+        top = (len(capacities), out)
+        for layer, token in sorted(nx.descendants(network, top)):
+            if layer == 0:
+                found = shortest_augmenting_path(network, top, (layer, token), residual=residual)
+                flow[token] = found.graph["flow_value"] / _UNITS
+    return flows

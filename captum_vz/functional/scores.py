@@ -23,14 +23,11 @@ def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, between 0 and 2. A zero vector has no direction, so its :math:`\hat a` is 0. Its
         distance is 0 to another zero vector, and 1/2 to any other vector.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> east, north = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
     >>> cosine_distance(torch.stack([east, north, -east]), east)
@@ -49,13 +46,10 @@ def half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> half_squared_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(12.5000)
@@ -71,13 +65,10 @@ def euclidean_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> euclidean_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(5.)
@@ -93,13 +84,10 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: `(..., d)`.
-        b: `(..., d)`, broadcast against `a`.
+        b: `(..., d)` of the same d, broadcast against `a`.
 
     Returns:
         `(...)` in at least float32, not negative.
-
-    Raises:
-        ArgumentError: The vectors differ in width.
 
     >>> l1_distance(torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0]))
     tensor(7.)
@@ -108,21 +96,11 @@ def l1_distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(-1)
 
 
-_DISTANCES: dict[str, Distance] = {
-    "cosine": cosine_distance,
-    "euclidean": euclidean_distance,
-    "l1": l1_distance,
-}
+_DISTANCES: dict[str, Distance] = {"cosine": cosine_distance, "euclidean": euclidean_distance, "l1": l1_distance}
 
 
 def get_distance(distance: str | Distance) -> Distance:
-    """The distance with this name. A function is returned unchanged.
-
-    Args:
-        distance: "cosine", "euclidean", "l1", or a function `(..., d), (..., d) -> (...)` that broadcasts.
-
-    Raises:
-        ArgumentError: `distance` is neither a known name nor a function.
+    """The distance with this name: "cosine", "euclidean" or "l1". A function is returned unchanged.
 
     >>> get_distance("l1") is l1_distance
     True
@@ -361,10 +339,7 @@ def _shape(value: object) -> str:
 def kendall_tau(one: Tensor, other: Tensor, keep: Tensor | None = None) -> Tensor:
     """Kendall's rank correlation of rows `(..., tokens)`. NaN if one row has no order.
 
-    Args:
-        one: Scores.
-        other: Scores of the same tokens.
-        keep: Booleans: the tokens that count. None: those for which both scores are finite.
+    The tokens that count are those of the booleans `keep`. None: those for which both scores are finite.
 
     >>> kendall_tau(torch.tensor([0.1, 0.2, 0.7]), torch.tensor([1.0, 3.0, 2.0]))
     tensor(0.3333, dtype=torch.float64)

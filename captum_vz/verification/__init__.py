@@ -148,7 +148,11 @@ class _Subject:  # of a verification
 def _model_checks(subject: _Subject, layers: list[nn.Module], rows: dict[int, Rows]) -> Iterator[Check]:
     """The checks that compare maps of all layers with each other, for inputs or options in another form."""
     batch, _, count = next(iter(rows.values())).found.shape
-    yield from _row_sums(subject.maps(layers, normalize=True), list(rows))
+    for index, one in zip(rows, subject.maps(layers, normalize=True), strict=True):
+        difference = (one.double().sum(-1) - 1).abs().masked_fill((one == 0).all(-1), 0).nan_to_num(torch.inf).max()
+        good = bool(one.isfinite().all() and (one >= 0).all() and difference <= 1e-4)
+        note = "" if good else f"a row sums to {1 + float(difference)}, or has entries that are negative or not finite"
+        yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)
 
     def compared(name: str, given: Any, place: Callable[[Tensor], Tensor], **options: Any) -> Iterator[Check]:
         """`place` selects from a map of `rows` what the maps of `given` hold."""
@@ -217,16 +221,6 @@ def _tokens_of(index: int, kept: Tensor | slice, x: Tensor) -> Tensor:
     return x[index : index + 1, kept] if x.dim() == 2 else x[index : index + 1, kept][:, :, kept]
 
 
-def _row_sums(maps: list[Tensor], indices: list[int]) -> Iterator[Check]:
-    for index, one in zip(indices, maps, strict=True):
-        sums = one.double().sum(-1)
-        zero = (one == 0).all(-1)
-        difference = (sums - 1).abs().masked_fill(zero, 0).nan_to_num(torch.inf).max()
-        good = bool(one.isfinite().all() and (one >= 0).all() and difference <= 1e-4)
-        note = "" if good else f"a row sums to {1 + float(difference)}, or has entries that are negative or not finite"
-        yield Check("rows", PASSED if good else FAILED, index, float(difference), 1e-4, note)
-
-
 def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
 
@@ -244,12 +238,12 @@ def mask_of(inputs: Any) -> Tensor | None:
 
 def padded(inputs: Mapping[str, Any], mask: Tensor, pad_id: int) -> dict[str, Any]:
     """The inputs with padding tokens after the others, which the mask marks."""
-    fills = {"input_ids": pad_id}
-    return {name: _changed(partial(_longer, mask, fills.get(name, 0)), one) for name, one in inputs.items()}
 
+    def longer(name: str, x: Tensor) -> Tensor:
+        sides, fill = (0, 0) * (x.dim() - 2) + (0, 2), pad_id if name == "input_ids" else 0
+        return pad(x, sides, value=fill) if x.shape[:2] == mask.shape else x
 
-def _longer(mask: Tensor, fill: int, x: Tensor) -> Tensor:
-    return pad(x, (0, 0) * (x.dim() - 2) + (0, 2), value=fill) if x.shape[:2] == mask.shape else x
+    return {name: _changed(partial(longer, name), one) for name, one in inputs.items()}
 
 
 def unpadded(inputs: Any, mask: Tensor, index: int) -> tuple[Any, Tensor]:

@@ -176,17 +176,11 @@ def _is_of(check: Check, kind: str) -> bool:
 
 @dataclass
 class Rows:
-    """A map, and by how much each of its rows may differ from another computation of the same row.
+    """A map, and by how much each of its rows may differ from another computation of the same row."""
 
-    Attributes:
-        found: The scores, not normalized, `(batch, out, in)`.
-        largest: The largest score of each row, `(batch, out)`.
-        allowed: The difference that is allowed, as a share of the largest score, `(batch, out)`.
-    """
-
-    found: Tensor
-    largest: Tensor
-    allowed: Tensor
+    found: Tensor  # the scores, not normalized, `(batch, out, in)`
+    largest: Tensor  # the largest score of each row, `(batch, out)`
+    allowed: Tensor  # the difference that is allowed, as a share of the largest score, `(batch, out)`
 
     def compare(self, name: str, layer: int, other: Tensor, place: Callable[[Tensor], Tensor]) -> Check:
         """Compare with another map. `place` selects the part of this map, and of its rows, that the other map holds.
@@ -221,21 +215,14 @@ class Rows:
 
 @dataclass
 class LayerVerification:
-    """The checks of one layer.
-
-    Attributes:
-        compute: Computes the map of the layer, not normalized, `(batch, out, in)`.
-        mask: The mask of padding in the inputs, `(batch, tokens)`. None: there is none.
-        most: The largest number of sources that are compared.
-        rows: The map and the rounding of its rows. None: the map cannot be compared.
-    """
+    """The checks of one layer."""
 
     index: int
-    compute: Callable[[], Tensor]
-    mask: Tensor | None
+    compute: Callable[[], Tensor]  # the map of the layer, not normalized, `(batch, out, in)`
+    mask: Tensor | None  # of padding in the inputs, `(batch, tokens)`; None: there is none
     attention: str
-    most: int
-    rows: Rows | None = None
+    most: int  # the largest number of sources that are compared
+    rows: Rows | None = None  # the map and the rounding of its rows; None: the map cannot be compared
 
     def checks(self, run: LayerRun | None) -> Iterator[Check]:
         """All checks of the layer."""

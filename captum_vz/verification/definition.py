@@ -46,21 +46,13 @@ class NoDefinitionError(Exception):
 
 @dataclass
 class Product:
-    """A product of attention weights and values.
+    """A product of attention weights and values."""
 
-    Attributes:
-        number: How many products of this kind came before it in the run.
-        weights: `(batch * heads, out, in)`.
-        values: `(batch * heads, in, d_head)`.
-        operator: The number of the operator that projects the values. None: the values are zeroed in the product.
-        places: Where the values are in the output of that operator, as flat indices with the shape of `values`.
-    """
-
-    number: int
-    weights: Tensor
-    values: Tensor
-    operator: int | None = None
-    places: Tensor | None = None
+    number: int  # how many products of this kind came before it in the run
+    weights: Tensor  # `(batch * heads, out, in)`
+    values: Tensor  # `(batch * heads, in, d_head)`
+    operator: int | None = None  # its number, if it projects the values; None: they are zeroed in the product
+    places: Tensor | None = None  # of the values in the output of the operator: flat indices, shaped as `values`
 
 
 class Operators(TorchDispatchMode):
@@ -116,27 +108,18 @@ class Operators(TorchDispatchMode):
 
 
 class Definition:
-    """A layer, ready to run with values zeroed.
+    """A layer, ready to run with values zeroed where they are projected, or without `at_projection` in the attention.
 
-    Args:
-        run: Runs the layer on its recorded input, or with the input of one position changed, and returns its hidden
-            states.
-        at_projection: Whether to zero values where they are projected. False: in the attention.
-
-    Attributes:
-        clean: The hidden states with nothing zeroed.
-        products: The products of attention weights and values.
+    `run` runs it on its recorded input, or with the input of one position changed, and returns its hidden states.
     """
 
-    def __init__(self, run: Callable[[int | None], Tensor], at_projection: bool = True) -> None:
+    def __init__(self, run: Callable[[int | None], Tensor], at_projection: bool) -> None:
         self.run = run
-        self.at_projection = at_projection
         operators = Operators()
-        self.clean = self._run(operators)
+        self.clean = self._run(operators)  # the hidden states with nothing zeroed
         self.products = operators.found
         if not self.products:
             raise NoDefinitionError("no matrix product multiplies the output of a softmax, so no values were found")
-
         if at_projection:
             for product in self.products:
                 self._find_projection(product)

@@ -18,19 +18,13 @@ from captum_vz.verification.definition import Definition, NoDefinitionError
 
 @dataclass
 class LayerRun:
-    """The last run of a layer in a plain run of the model.
-
-    Attributes:
-        args, kwargs: Its arguments, copied before it ran.
-        returned: The tensors that it returned.
-        place: The place of its hidden states among these: the tensor that the next layer was given, or the first.
-    """
+    """The last run of a layer in a plain run of the model."""
 
     layer: nn.Module
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # copied before it ran, as are the keyword arguments
     kwargs: dict[str, Any]
     returned: list[Tensor]
-    place: int = 0
+    place: int = 0  # of its hidden states in what it returned: the tensor that the next layer was given, or the first
 
     @property
     def hidden(self) -> Tensor:
@@ -98,22 +92,13 @@ def plain_run(forward: Callable[[], Any], layers: Sequence[nn.Module]) -> dict[i
 
 @dataclass
 class DefinedMap:
-    """The distances of some sources by the definition.
+    """The distances of some sources by the definition."""
 
-    Attributes:
-        scores: `(batch, out, source)`, in float64.
-        sources: The source of each column.
-        padding: Which targets are padding, `(batch, out)`, by the mask of the inputs or by the attention weights.
-        reproduced: The largest difference between the layer's output here and in the plain run, as a share of the
-            largest entry of the token.
-        at_projection: Whether all values were zeroed where they are projected.
-    """
-
-    scores: Tensor
-    sources: list[int]
-    padding: Tensor
-    reproduced: float
-    at_projection: bool
+    scores: Tensor  # `(batch, out, source)`, in float64
+    sources: list[int]  # the source of each column
+    padding: Tensor  # which targets are padding, `(batch, out)`, by the mask of the inputs or by the attention weights
+    reproduced: float  # the largest change of the output since the plain run, as a share of a token's largest entry
+    at_projection: bool  # whether all values were zeroed where they are projected
 
 
 def defined_map(
@@ -129,9 +114,6 @@ def defined_map(
 
     The `mask` of tokens that are no padding is `(batch, out)`; None: the attention weights tell padding. Of more
     sources than `most`, evenly spaced ones are taken. `projected`: whether to zero values where they are projected.
-
-    Raises:
-        NoDefinitionError: The definition cannot be applied to the layer.
     """
     batch, out, count = shape
     definition = Definition(run.ready(dtype), projected)

@@ -37,13 +37,7 @@ from captum_vz.attr._call import (
     values_of_layers,
     warn,
 )
-from captum_vz.attr._call.arguments import (
-    Arguments,
-    Inputs,
-    bind_forward,
-    check_numbers,
-    end_of_inputs,
-)
+from captum_vz.attr._call.arguments import Arguments, Inputs, bind_forward, check_numbers, end_of_inputs
 from captum_vz.attr._call.further_calls import LayerTokens, check_target
 from captum_vz.attr._call.output import Question
 from captum_vz.attr._call.target import FeatureGroups, Wanted, WantedTokens
@@ -203,7 +197,7 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
         foil: Any = None,
         find_other_mixing: bool = False,
     ) -> MapRun:
-        """The maps of all runs of the layers, in the order of the runs. :class:`MapAggregation` joins these maps.
+        """The maps `(batch, row, in)` of all runs of the layers, in the order of the runs, for :class:`MapAggregation`.
 
         Args:
             inputs: See :meth:`attribute`, which describes all arguments except the last.
@@ -216,9 +210,6 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
             foil: The number that is subtracted from it.
             find_other_mixing: Whether to look for modules that mix tokens outside the layers' attention. This takes
                 one extra run of each layer.
-
-        Returns:
-            The maps `(batch, row, in)`.
         """
         arguments = Arguments(inputs, additional_forward_args, feature_mask, perturbations_per_eval, show_progress)
         return self._run(self._wanted(token, target, foil), arguments, find_other_mixing)
@@ -243,19 +234,12 @@ class LayerMaps(LayerAttribution, ForwardPassAttribution):
 
 @dataclass(frozen=True)
 class MapRun:
-    """The maps of one forward pass.
+    """The maps of one forward pass."""
 
-    Attributes:
-        maps: (index of the layer, its map), in the order in which the layers ran.
-        tokens: The output tokens of each layer that ran. Empty if the model was not run.
-        output: The output of `forward_func`.
-        mixing: The places where something other than the layers' attention mixes tokens. None: not searched.
-    """
-
-    maps: list[tuple[int, Tensor]]
-    tokens: dict[int, LayerTokens]
-    output: Any = None
-    mixing: OtherMixing | None = None
+    maps: list[tuple[int, Tensor]]  #: (index of the layer, its map), in the order in which the layers ran
+    tokens: dict[int, LayerTokens]  #: the output tokens of each layer that ran; empty if the model was not run
+    output: Any = None  #: the output of `forward_func`
+    mixing: OtherMixing | None = None  #: where something else than the attention mixes tokens; None: not searched
 
 
 class MapPass:

@@ -25,14 +25,11 @@ OtherMixingRule: TypeAlias = Literal["refuse", "ignore"]
 
 def of_maps(name: str) -> Any:
     """A property that reads and writes the attribute `name` of `maps`."""
-
-    def get(method: Any) -> Any:
-        return getattr(method.maps, name)
-
-    def put(method: Any, value: Any) -> None:
-        setattr(method.maps, name, value)
-
-    return property(get, put, doc=f"`{name}` of `maps`.")
+    return property(
+        lambda method: getattr(method.maps, name),
+        lambda method, value: setattr(method.maps, name, value),
+        doc=f"`{name}` of `maps`.",
+    )
 
 
 def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
@@ -54,9 +51,10 @@ def refuse_other_mixing(name: str, layer: Any, run: MapRun) -> None:
             f"{name} joins layers that follow each other, but {cause}, runs between the layers {between}. {advice}, or "
             "pass all layers."
         )
-    mixing = "mix their tokens in another way as well (a recurrent or convolutional module)"
-    unknown = "do not run on changed inputs, so they may mix their tokens in another way as well"
-    for indices, what in ((run.mixing.mixers, mixing), (run.mixing.untested, unknown)):
+    for indices, what in (
+        (run.mixing.mixers, "mix their tokens in another way as well (a recurrent or convolutional module)"),
+        (run.mixing.untested, "do not run on changed inputs, so they may mix their tokens in another way as well"),
+    ):
         if indices:
             raise UnsupportedLayerError(
                 f"{name}: the layers {_some([names[one] for one in indices])} {what}. {advice}."
@@ -231,7 +229,9 @@ class MapAggregation(ForwardPassAttribution):
 
     def _joined(self, run: MapRun, wanted: WantedTokens, feature_mask: Any, all_layers: bool) -> list[Tensor]:
         """The wanted rows of the joined maps, after each layer or only after the last."""
-        self._check_order(run)
+        order = list(dict.fromkeys(index for index, _ in run.maps))
+        if order != sorted(order):
+            raise ArgumentError(f"layer lists the layers in another order than {order}, in which they run. Sort them.")
         maps = [one.to(run.maps[0][1].device) for _, one in run.maps]
         self._check(maps)
         if self.residual == "add" and run.tokens:
@@ -241,12 +241,6 @@ class MapAggregation(ForwardPassAttribution):
             refuse_other_mixing(self.get_name(), self.layer, run)
         rows = wanted.positions(maps[-1].shape[0], maps[-1].shape[1], maps[-1].device)
         return [wanted.select(one) for one in self._join_features(maps, rows, feature_mask, all_layers)]
-
-    def _check_order(self, run: MapRun) -> None:
-        """Refuse layers that are not listed in the order in which they run."""
-        order = list(dict.fromkeys(index for index, _ in run.maps))
-        if order != sorted(order):
-            raise ArgumentError(f"layer lists the layers in another order than {order}, in which they run. Sort them.")
 
     def _check(self, maps: list[Tensor]) -> None:
         """Refuse maps that cannot be joined."""

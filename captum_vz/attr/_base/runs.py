@@ -25,7 +25,7 @@ from captum_vz._engine import (
 )
 from captum_vz._private import modules_of
 from captum_vz.attr._call import Attention, Heads, attentions_of_layers, select_heads, warn
-from captum_vz.attr._call.arguments import Inputs, begins_with_padding, bind_forward, caches_of, end_of_inputs
+from captum_vz.attr._call.arguments import Arguments, begins_with_padding, bind_forward, caches_of, end_of_inputs
 from captum_vz.attr._call.further_calls import model_of, stack_of
 from captum_vz.attr._call.target import FeatureGroups
 from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
@@ -34,18 +34,10 @@ from captum_vz.errors import ArgumentError, RefusedError, UnsupportedLayerError
 class Runs:
     """The runs of layers in one call of a forward function. All runs are related, or the user chooses related runs.
 
-    Args:
-        forward: The user's call. It is repeated if it is not clear which runs are related, or if a run is chosen.
-        layers: The layers.
-        run: Which of the unrelated inputs is explained, negative from the last. None: there is only one.
-
-    Attributes:
-        chosen: The numbers of the runs of each layer that are recorded. None: all.
-        output: What the pass returned, if scores depend on it. None: they do not.
-        warnings: The warnings about random numbers and padding, known after :meth:`checked`.
+    The call is repeated if it is not clear which runs are related, or if the user chooses those of the input `run`.
     """
 
-    output: Any = None
+    output: Any = None  # what the pass returned, if scores depend on it; None: they do not
     _attention_module: nn.Module | None = None  # an explained layer that is named after attention
     _padded = 0  # how many examples begin with padding that may count as positions
     _last: ReturnedTensor | None = None  # what the layer that ran last returned
@@ -57,8 +49,8 @@ class Runs:
         self._unclear: set[int] = set()
         self._led: set[int] = set()  # the layers that led to it
         self._random = random_states()
-        self.warnings: list[str] = []
-        self.chosen = None if run is None else self._choose(run)
+        self.warnings: list[str] = []  # about random numbers and padding, known after `checked`
+        self.chosen = None if run is None else self._choose(run)  # the recorded runs of each layer; None: all
 
     def note(self, record: LayerRecord) -> None:
         """Note a run of a layer.
@@ -207,26 +199,21 @@ def run_clean(
     name: str,
     model: ModelReplay,
     forward_func: Callable[..., Any],
-    inputs: Inputs,
-    further: Any,
-    *,
-    masks: FeatureGroups,
+    arguments: Arguments,
     attention: Attention,
     heads: Heads | Sequence[Heads],
-    run: int | None,
 ) -> tuple[Any, Tensor, int | None, list[torch.dtype]]:
     """Run `forward_func` once. `model` then knows where values are changed. `name` is used in errors and warnings.
 
-    Returns:
-        What `forward_func` returned. The group of each source, `(batch, in)`, -1 for tokens that are padding in all
-        layers. Where padding begins that the model itself added, or None. The dtypes that its numbers are rounded to.
+    Returns what `forward_func` returned. The group of each source, `(batch, in)`, -1 for tokens that are padding in all
+    layers. Where padding begins that the model itself added, or None. The dtypes that its numbers are rounded to.
     """
-    if caches := caches_of(inputs, further):
+    if caches := caches_of(*arguments[:2]):
         raise ArgumentError(
             f"The inputs hold a key-value cache ({type(caches[0]).__name__}), whose examples cannot be repeated for "
             "copies of the inputs. Pass the whole sequence, without a cache."
         )
-    layers = model.layers
+    layers, masks = model.layers, FeatureGroups(arguments.feature_mask)
     attentions = attentions_of_layers(attention, layers)
     notes: list[str] = []
     dtypes: list[torch.dtype] = []
@@ -234,25 +221,24 @@ def run_clean(
 
     def compute(record: LayerRecord) -> Tensor:
         runs.note(record)
-        record.inputs = inputs, further
+        record.inputs = arguments[:2]
         site = attention_site(record, attentions[record.index])
         if site.windows is not None or site.is_reordered():
             raise UnsupportedLayerError(
                 f"The attention of {record.name} sees the layer's tokens in windows, or in another order, where "
-                f"{name} cannot zero values. Name the part that projects values, such as values=layer.attn.to_v, or "
-                "use ValueZeroing."
+                f"{name} cannot zero values. Pass the part that projects values, such as values=layer.attn.to_v."
             )
         model.zero_in(site, select_heads(heads, record.index, len(layers), site.shape.heads))
         runs.note_padding(site)
-        ends.append(end_of_inputs(site, inputs))
+        ends.append(end_of_inputs(site, arguments.inputs))
         half = is_half(record)
         notes.extend([*record.warnings, *([HALF_PRECISION] if half else [])])
         dtypes.append(torch.bfloat16 if half else record.first_output.dtype)
         each = torch.arange(site.shape.sources, device=site.source_mask.device).expand_as(site.source_mask)
         return (each if (groups := masks.of(site, ends[-1])) is None else groups).where(site.source_mask, -1)
 
-    forward = bind_forward(forward_func, inputs, further)
-    runs = Runs(forward, layers, run)
+    forward = bind_forward(forward_func, *arguments[:2])
+    runs = Runs(forward, layers, arguments.run)
     with runs.checked():
         output, groups = model.run_clean(forward, compute, runs.chosen)
         runs.output = output

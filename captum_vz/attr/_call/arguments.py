@@ -206,10 +206,8 @@ def tokens_of(inputs: Inputs) -> int | None:
 def end_of_inputs(site: AttentionSite, inputs: Inputs, token: Any = None) -> int | None:
     """The number of tokens in the inputs if the model appends padding. None: it appends none.
 
-    The layer's record is given a warning for padding that no mask hides, and for tokens that the inputs lack.
-
-    Raises:
-        ArgumentError: The attention has other examples than the inputs, such as one part of a batch.
+    The layer's record is given a warning for padding that no mask hides, and for tokens that the inputs lack. An
+    attention with other examples than the inputs, such as one part of a batch, is refused.
     """
     text, found, end = token_input(inputs), site.shape.batch, site.end_of_inputs(tokens_of(inputs))
     if not isinstance(text, Tensor):

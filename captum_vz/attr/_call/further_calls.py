@@ -23,13 +23,7 @@ from captum_vz._engine import (
     tokens_in_caches,
 )
 from captum_vz._private import modules_of, tree_leaves, tree_map, uncompiled
-from captum_vz.attr._call.arguments import (
-    MODEL_ERRORS,
-    Arguments,
-    bind_forward,
-    caches_of,
-    token_input,
-)
+from captum_vz.attr._call.arguments import MODEL_ERRORS, Arguments, bind_forward, caches_of, token_input
 from captum_vz.attr._call.output import tensor_of
 from captum_vz.attr._call.target import WantedTokens
 from captum_vz.errors import ArgumentError, RefusedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,16 +42,12 @@ class Question:
         A function as target is given one row at a time, so that no row affects another one. It may count the examples:
         the row stands in the place of each example of the batch.
         """
-        if not callable(self.target):
-            return self._of(examples).read(output, len(examples))
-        rows = enumerate(examples)
-        return torch.stack([self.read(_only(output, row, len(examples), batch), batch)[one] for row, one in rows])
-
-    def _of(self, examples: Sequence[int]) -> Question:
-        """What is asked about these examples of the batch."""
+        if callable(self.target):
+            each = enumerate(examples)
+            return torch.stack([self.read(_only(output, row, len(examples), batch), batch)[one] for row, one in each])
         target = [self.target[k] for k in examples] if isinstance(self.target, list) else self.target
         foil = [self.foil[k] for k in examples] if isinstance(self.foil, list) else self.foil
-        return replace(self, target=target, foil=foil)
+        return Question(target, foil).read(output, len(examples))
 
     def read(self, output: Any, examples: int) -> Tensor:
         """The explained numbers of the examples of an output, `(examples,)`, with their graph."""

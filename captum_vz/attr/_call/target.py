@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captum_vz._engine import AttentionSite, Readings, once_a_pass
-from captum_vz.attr._call.output import (
-    Indices,
-    Question,
-    as_int,
-    check_indices,
-    parse_indices,
-    tensor_of,
-)
+from captum_vz.attr._call.output import Indices, Question, as_int, check_indices, parse_indices, tensor_of
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import widen
 from captum_vz.functional.groups import numbered
@@ -154,27 +147,16 @@ PADDED_TARGET = "the target token of an example is padding, so its row is zero"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The rows and groups that a method computes in one layer.
+    """The rows and groups that a method computes in one layer."""
 
-    Attributes:
-        site: The attention that is explained.
-        rows: The positions of the output tokens whose scores are wanted, `(batch, row)`. None: all tokens.
-        groups: The group of each source token, `(batch, in)`, numbered from 0. None: each token is its own group.
-        max_groups: The largest number of groups changed at a time (`perturbations_per_eval`). None: as many as fit.
-        end: The number of tokens in the inputs, because a model may append padding. None: all tokens of the layer.
-        leaf: The leaf of the graph, in methods that need gradients. None: there is no graph.
-        question: The explained numbers, in methods that explain an output. None: the method explains tokens.
-        steps: Begins a progress bar of so many steps, within the layer. None: no bar is shown.
-    """
-
-    site: AttentionSite
-    rows: Tensor | None
-    groups: Tensor | None
-    max_groups: int | None = None
-    end: int | None = None
-    leaf: Tensor | None = None
-    question: Question | None = None
-    steps: Callable[[int], Any] | None = None
+    site: AttentionSite  #: the attention that is explained
+    rows: Tensor | None  #: the positions of the wanted output tokens, `(batch, row)`; None: all tokens
+    groups: Tensor | None  #: the group of each source, `(batch, in)`, numbered from 0; None: each token is a group
+    max_groups: int | None = None  #: how many groups are changed at a time (`perturbations_per_eval`); None: what fits
+    end: int | None = None  #: where padding begins that the model appended to the inputs; None: it appended none
+    leaf: Tensor | None = None  #: the leaf of the graph, in methods that need gradients; None: there is no graph
+    question: Question | None = None  #: the explained numbers; None: the method explains tokens
+    steps: Callable[[int], Any] | None = None  #: begins a progress bar of so many steps, within the layer; None: no bar
 
     def pool(self, scores: Tensor) -> Tensor:
         """Scores `(batch, out, in)` as `(batch, row, group)`: the wanted rows, sums of groups, 0 for padding.
@@ -252,16 +234,16 @@ class FeatureGroups:
         self._known: dict[Any, Tensor] = {}  # by shape and device, one tensor for all layers
         if feature_mask is None:
             return
-        feature_mask = numbered(feature_mask)
-        shown, is_tensor = f"of type {type(feature_mask).__name__}", isinstance(feature_mask, Tensor)
-        if is_tensor:
-            shown = f"{feature_mask.dtype} {tuple(feature_mask.shape)}"
-        if not is_tensor or feature_mask.dim() != 2 or feature_mask.is_floating_point() or feature_mask.is_complex():
+        mask = numbered(feature_mask)
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
+            shown = (
+                f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"of type {type(mask).__name__}"
+            )
             raise ArgumentError(
                 f"feature_mask is {shown}: pass integers (1 or batch, source tokens), the same number for tokens that "
                 "belong together."
             )
-        self.mask = feature_mask.unique(return_inverse=True)[1]
+        self.mask = mask.unique(return_inverse=True)[1]
 
     def check(self, batch: int, sources: int) -> None:
         """Refuse a mask of another shape than `(1 or batch, sources)`."""
@@ -277,14 +259,11 @@ class FeatureGroups:
         if self.mask is None:
             return None
         batch, _, _, every = site.shape
-        dropped = site.dropped_sources
-        sources = dropped + (every if end is None else end)
-        device = site.source_mask.device
-        mask = self.mask.to(device)
-        self.check(batch, sources)
+        dropped, device = site.dropped_sources, site.source_mask.device
+        self.check(batch, dropped + (every if end is None else end))
         key = batch, every, dropped, end, device
         if key not in self._known:
-            mask = mask[:, dropped:]
+            mask = self.mask.to(device)[:, dropped:]
             filled = pad(mask, (0, every - mask.shape[1]), value=int(mask.max()) + 1)
             self._known[key] = filled.expand(batch, every)
         return self._known[key]
