@@ -189,8 +189,6 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             fields = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
-        except RecursionError as error:
-            raise ValueError(f"{path}, line {number}: it is nested too deep for Python's JSON.") from error
         if not isinstance(fields, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]}")
         yield number, fields

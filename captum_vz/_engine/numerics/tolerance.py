@@ -52,12 +52,6 @@ class Readings:
         return waiting
 
 
-def is_cancelled(left: Tensor, context: Tensor) -> Tensor:
-    """Where too little is left of contexts `(..., features)`, so that `left` consists of rounding errors."""
-    # A norm after the attention, or a distance between directions, would blow these errors up to a whole vector.
-    return left.abs().amax(-1) < context.abs().amax(-1) / CANCELLATION
-
-
 def check_reproduced(replayed: Tensor, clean: Tensor) -> None:
     """Raise CannotReplayError unless `replayed` is `clean (n, d)` to `eps**0.6` of each row's largest entry."""
     refuse_difference(torch.finfo(clean.dtype).eps, _largest_error(replayed, clean))

@@ -44,21 +44,19 @@ class Windows:
 
     A position is a place in the layer's input, counted through the batch. A slot is a place in a window, counted
     through the windows. Grids are read row by row.
-
-    Attributes:
-        shape: (examples, positions of the layer's output, positions of its input).
-        count: How many windows there are.
-        window: The window of each slot, `(slots,)`.
-        place: The place of each slot in its window, `(slots,)`.
-        position: The position whose value each slot holds, `(slots,)`. NO_POSITION: padding.
-        at_once: How many changed copies of the input run together. 1: each runs alone.
-        clean: Output `(batch, out, d)` and values `(slots, features)` of a run in which nothing is changed.
     """
+
+    shape: tuple[int, int, int]  # examples, positions of the layer's output, positions of its input
+    count: int  # how many windows there are
+    window: Tensor  # the window of each slot, `(slots,)`
+    place: Tensor  # the place of each slot in its window, `(slots,)`
+    position: Tensor  # the position whose value each slot holds, `(slots,)`; NO_POSITION: padding
+    at_once = 1  # how many changed copies of the input run together; 1: each runs alone
+    clean: Outcome  # output `(batch, out, d)` and values `(slots, features)` of a run in which nothing is changed
 
     def __init__(self, record: LayerRecord, attention: AttentionRecord, axis: int, copied: bool) -> None:
         self.attention = attention
         self.runner = LayerRunner(record)
-        self.at_once = 1
         self._axis = axis
         output = first_tensor(record.output)
         if output is None or output.dim() < 2 or (axis == 1 and output.dim() != 4):

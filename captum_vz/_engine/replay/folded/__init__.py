@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from captum_vz._engine.capture.layer_runner import ModuleAnswer
 from captum_vz._engine.numerics import budget_of, gather_rows, is_out_of_memory
 from captum_vz._engine.numerics.tolerance import (
+    CANCELLATION,
     TOO_LITTLE_LEFT,
     CannotReplayError,
     check_folded,
     error_among_changes,
     folded_bound,
-    is_cancelled,
     is_within,
     refuse_large_error,
     scale_of,
@@ -126,7 +126,8 @@ class FoldedLayer:
         for span, rows, share in zip(chunk.spans, chunk.by_span(changed), chunk.by_span(shares), strict=True):
             add_sums(rows, share, vectors[span.vectors])
         if self.modules is None or self.runner is None:
-            if is_cancelled(changed, self.base.index_select(0, chunk.target))[: chunk.pairs].any():
+            left, clean = (x[: chunk.pairs].abs().amax(-1) for x in (changed, self.base.index_select(0, chunk.target)))
+            if (left < clean / CANCELLATION).any():  # a distance of directions would blow rounding errors up
                 raise CannotReplayError(TOO_LITTLE_LEFT)
             return changed
         self.modules.chunk, self.modules.shares = chunk, shares
