@@ -40,12 +40,7 @@ from captum_vz._engine.taps.changes import (
 )
 from captum_vz._engine.taps.handler import AttentionHandler, current_handler, thread_handler
 from captum_vz._engine.taps.projection import ValueProjection, attach_to_named
-from captum_vz._private import (
-    DropoutModule,
-    accelerate_hook,
-    forward_hooks,
-    modules_of,
-)
+from captum_vz._private import DropoutModule, accelerate_hook, forward_hooks, modules_of
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 H = TypeVar("H", bound=AttentionHandler)

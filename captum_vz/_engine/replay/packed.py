@@ -28,13 +28,7 @@ from captum_vz._engine.numerics.tolerance import (
     scale_of,
     with_noise,
 )
-from captum_vz._engine.replay import (
-    BLOCK,
-    PackedChunk,
-    ReplayChunk,
-    ReplayProblem,
-    run_with_noise,
-)
+from captum_vz._engine.replay import BLOCK, PackedChunk, ReplayChunk, ReplayProblem, run_with_noise
 from captum_vz._engine.structure.modules import once_a_kind
 from captum_vz._engine.taps.handler import AttentionHandler
 from captum_vz._private import tree_map

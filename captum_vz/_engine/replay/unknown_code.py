@@ -20,19 +20,10 @@ from torch.overrides import TorchFunctionMode
 from captum_vz._engine.capture.interventions import SiteHandler
 from captum_vz._engine.capture.layer_runner import LAYER_ERRORS
 from captum_vz._engine.numerics import Weights, inference_mode, is_out_of_memory
-from captum_vz._engine.numerics.tolerance import (
-    CannotReplayError,
-    fixed_normal,
-    is_reproduced,
-)
+from captum_vz._engine.numerics.tolerance import CannotReplayError, fixed_normal, is_reproduced
 from captum_vz._engine.structure.modules import is_library_code, once_a_kind
 from captum_vz._engine.taps.handler import AttentionCall, AttentionHandler, current_handler
-from captum_vz._private import (
-    SET_GRADIENTS,
-    softmax_axis,
-    tree_map,
-    without_function_modes,
-)
+from captum_vz._private import SET_GRADIENTS, softmax_axis, tree_map, without_function_modes
 from captum_vz.errors import RefusedError, UnsupportedLayerError
 
 if TYPE_CHECKING:

@@ -18,13 +18,7 @@ from torch import Tensor
 from captum_vz._engine.capture import AttentionRecord, LayerRecord
 from captum_vz._engine.capture.interventions import FillSlots
 from captum_vz._engine.capture.layer_runner import LayerRunner
-from captum_vz._engine.numerics import (
-    first_tensor,
-    is_out_of_memory,
-    mask_as_bool,
-    once_a_pass,
-    repeat_examples,
-)
+from captum_vz._engine.numerics import first_tensor, is_out_of_memory, mask_as_bool, once_a_pass, repeat_examples
 from captum_vz._engine.numerics.tolerance import CannotReplayError, is_changed, is_reproduced, nudged
 from captum_vz._engine.structure.dependence import first_own_source, reads_other_states
 from captum_vz._engine.structure.modules import keeps_examples_apart

@@ -36,13 +36,7 @@ from captum_vz._engine.numerics.tolerance import (
     scale_of,
 )
 from captum_vz._engine.replay import ReplayChunk, ReplayProblem
-from captum_vz._engine.replay.folded.kernels import (
-    FeedForwardStructure,
-    FirstLinear,
-    FoldedModules,
-    Trace,
-    add_sums,
-)
+from captum_vz._engine.replay.folded.kernels import FeedForwardStructure, FirstLinear, FoldedModules, Trace, add_sums
 from captum_vz._engine.replay.folded.plan import (
     NORMED_CALLS,
     SAMPLED_TARGETS,
