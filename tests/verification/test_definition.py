@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from captum_vz import ValueZeroing
 from captum_vz.verification.definition import NoDefinitionError
 from captum_vz.verification.recorded import DefinedMap, defined_map, plain_run
-from tests.engine.blocks import (
-    WIDTH,
-    Block,
-    Convolution,
-    Projections,
-    block_of,
-    sequences,
-    zeroed_one_by_one,
-)
+from tests.engine.blocks import WIDTH, Block, Convolution, Projections, block_of, sequences, zeroed_one_by_one
 from tests.engine.compare import assert_same
 
 
