@@ -187,7 +187,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         if not isinstance(fields, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:60]}")

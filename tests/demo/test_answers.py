@@ -26,6 +26,8 @@ from captum_vz.visualization import read_provenance, weights_fingerprint
 from tests.explaining.models import SOUND, SPEECH, image_classifier, sound_model, t5, write_sound
 
 HOSTILE = "<script>alert(1)</script> [MASK]"
+NAME = "value-zeroing"
+SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 
 
 @pytest.fixture
@@ -37,10 +39,6 @@ def answers() -> Iterator[Answers]:
 def answered(answers: Answers, *wanted: Any, **more: Any) -> Answer:
     """The last answer of its steps."""
     return [*answers.steps(*wanted, **more)][-1]
-
-
-NAME = "value-zeroing"
-SENTENCE = "the pictures of some hat [MASK] scaring marcus."
 
 
 def test_limits_are_told(answers: Answers) -> None:

@@ -13,22 +13,12 @@ from torch import Tensor, nn
 from captum_vz import ValueZeroing, find_layers
 from captum_vz.errors import ArgumentError
 from captum_vz.functional import Intervention
-from captum_vz.study import (
-    METHODS,
-    BadExampleError,
-    Example,
-    Scorer,
-    activation_patching,
-    encode,
-    run_study,
-    value_patching,
-)
-from captum_vz.study.examples.patching import counterpart
+from captum_vz.study import METHODS, BadExampleError, Example, Scorer, encode, run_study
+from captum_vz.study.examples.patching import activation_patching, counterpart, value_patching
 from captum_vz.subjects.heads import predicts_next
 from captum_vz.testbed import agreement_sentences, load_model
 
-# Where the values are, written down by hand.
-VALUES = {"agreement": "attention.self.value", "causal": "self_attn.v_proj"}
+VALUES = {"agreement": "attention.self.value", "causal": "self_attn.v_proj"}  # where they are, written by hand
 NAMES = list(VALUES)
 
 

@@ -25,8 +25,7 @@ from tests.study.conftest import Decoder, Shipped, never
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 METHODS = ["value-zeroing", "value-zeroing-rollout", "random"]
-#: The files of rows of the small study.
-FILES = 10
+FILES = 10  #: the files of rows of the small study
 
 
 def study(folder: Path, examples: Any, models: Any = None, block: int = 2, **changed: Any) -> Study:

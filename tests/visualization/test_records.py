@@ -11,8 +11,7 @@ from captum_vz.errors import ArgumentError
 from captum_vz.visualization import save_html, terminal_text, text_record
 from tests.view.pages import Page
 
-# What hides the brackets that Captum writes around a probability.
-NOTHING = '<span hidden style="display:none"> ()'
+NOTHING = '<span hidden style="display:none"> ()'  # what hides the brackets that Captum writes around a probability
 
 
 def drawn_by_captum(record: visualization.VisualizationDataRecord) -> str:
