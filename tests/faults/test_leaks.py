@@ -86,7 +86,8 @@ def kept() -> set[str]:
     places: dict[str, Any] = {variable.name: value for variable, value in copy_context().items()}
     for name, module in sys.modules.items():
         if name.partition(".")[0] == "captum_vz":  # not the modules of users' files
-            places |= {f"{name}.{key}": value for key, value in vars(module).items()}
+            # Python keeps the last result of a doctest in its builtins.
+            places |= {f"{name}.{key}": value for key, value in vars(module).items() if key != "__builtins__"}
     return {name for name, value in places.items() if holds_tensor(value)}
 
 
